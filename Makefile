@@ -1,0 +1,45 @@
+# `make demo` runs the main job, `make test` the tests; both make their own .venv first.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+DEMO   ?= demo-output
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format bench docs clean
+
+help:  ## what one can make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train, evaluate and prove a model on the built-in dates (about 3 minutes)
+	$(BIN)/isoform demo --output $(DEMO)
+
+test: $(READY)  ## the tests (under 10 minutes on 2 cores)
+	$(BIN)/python -m pytest -m 'not long' -n auto --dist worksteal -q
+
+test-all: $(READY)  ## the tests and the long parity and property grids
+	$(BIN)/python -m pytest -n auto --dist worksteal -q
+
+lint: $(READY)  ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(READY)  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## measurements, side by side with peers
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)  ## regenerate the configuration reference from the schema
+	$(BIN)/python docs/generate_reference.py
+
+clean:  ## remove what make made
+	rm -rf $(VENV) $(DEMO) .pytest_cache .ruff_cache

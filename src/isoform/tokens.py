@@ -1,0 +1,185 @@
+"""What a model reads: token ids, which of them are real, and where each one stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from isoform.errors import ShapeError
+
+Layout = Literal["full", "right", "left", "any"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tokens:
+    """A batch of token sequences, padded on either side.
+
+    Args:
+        ids: ``[B, T]`` token ids. What stands at padded places is never read.
+        real: ``[B, T]`` True where a token is real; None means that every token is.
+        documents: ``[B, T]`` number of the document a token belongs to, for packed rows (R21).
+        prefix: ``[B]`` how many leading real tokens form the condition of a prefix decoder (6.33).
+        token_types: ``[B, T]`` segment ids for models with a token-type table.
+        position_ids: ``[B, T]`` to be given only when the positions differ from the derived ones,
+            e.g. to agree with an implementation that numbers padding; default: see `positions`.
+        layout: what is known about the padding without reading the tensors. ``"full"``: none;
+            ``"right"`` / ``"left"``: only on that side; ``"any"``: unknown. Derived when omitted.
+    """
+
+    ids: Int[Tensor, "batch length"]
+    real: Bool[Tensor, "batch length"] | None = None
+    documents: Int[Tensor, "batch length"] | None = None
+    prefix: Int[Tensor, " batch"] | None = None
+    token_types: Int[Tensor, "batch length"] | None = None
+    position_ids: Int[Tensor, "batch length"] | None = None
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if self.ids.dim() != 2:
+            raise ShapeError(f"Tokens.ids has shape {list(self.ids.shape)}, expected [batch, length]")
+        for name in ("real", "documents", "token_types", "position_ids"):
+            value = getattr(self, name)
+            if value is not None and value.shape != self.ids.shape:
+                raise ShapeError(
+                    f"Tokens.{name} has shape {list(value.shape)}, Tokens.ids {list(self.ids.shape)}: they must agree"
+                )
+        if self.prefix is not None and self.prefix.shape != self.ids.shape[:1]:
+            raise ShapeError(
+                f"Tokens.prefix has shape {list(self.prefix.shape)}, expected [{self.ids.shape[0]}], one length a row"
+            )
+        if self.real is not None and self.real.dtype != torch.bool:
+            raise ShapeError(f"Tokens.real has dtype {self.real.dtype}, expected bool with True for a real token")
+        if self.layout is None:
+            object.__setattr__(self, "layout", _layout(self.real))
+
+    @classmethod
+    def from_lists(
+        cls,
+        rows: Sequence[Sequence[int]],
+        *,
+        pad_id: int,
+        side: Literal["right", "left"] = "right",
+        device: torch.device | str | None = None,
+    ) -> Tokens:
+        """Pad rows of unequal length with `pad_id` on the given side."""
+        length = max((len(row) for row in rows), default=0)
+        ids = torch.full((len(rows), length), pad_id, dtype=torch.long)
+        real = torch.zeros((len(rows), length), dtype=torch.bool)
+        for i, row in enumerate(rows):
+            place = slice(0, len(row)) if side == "right" else slice(length - len(row), length)
+            ids[i, place] = torch.as_tensor(row, dtype=torch.long)
+            real[i, place] = True
+        if all(len(row) == length for row in rows):
+            return cls(ids.to(device), layout="full")
+        return cls(ids.to(device), real.to(device), layout=side)
+
+    @property
+    def batch(self) -> int:
+        """Number of rows B."""
+        return self.ids.shape[0]
+
+    @property
+    def length(self) -> int:
+        """Padded length T."""
+        return self.ids.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the ids are."""
+        return self.ids.device
+
+    def real_or_ones(self) -> Bool[Tensor, "batch length"]:
+        """``real``, written out."""
+        return torch.ones_like(self.ids, dtype=torch.bool) if self.real is None else self.real
+
+    def lengths(self) -> Int[Tensor, " batch"]:
+        """Real tokens a row."""
+        return self.real_or_ones().sum(-1)
+
+    def places(self) -> Int[Tensor, "batch length"]:
+        """Number of real tokens before each one in its row: 0, 1, 2 … whatever the padding side.
+
+        Padding gets the place of the last real token before it (0 when there is none), so that it
+        always indexes a valid position. Rows of packed documents keep counting across documents.
+        """
+        if self.real is None:
+            return torch.arange(self.length, device=self.device).expand(self.batch, -1)
+        return (self.real.long().cumsum(-1) - 1).clamp(min=0)
+
+    def positions(self) -> Int[Tensor, "batch length"]:
+        """The positions fed to the position encoding: places, restarted at each document."""
+        if self.position_ids is not None:
+            return self.position_ids
+        places = self.places()
+        if self.documents is None:
+            return places
+        starts = torch.ones_like(self.documents, dtype=torch.bool)
+        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return places - torch.where(starts, places, 0).cummax(-1).values
+
+    def rows(self) -> list[list[int]]:
+        """The real ids of each row, as ragged lists."""
+        real = self.real_or_ones().tolist()
+        return [[i for i, r in zip(ids, keep, strict=True) if r] for ids, keep in zip(self.ids.tolist(), real, strict=True)]
+
+    def to(self, device: torch.device | str) -> Tokens:
+        """The same tokens on another device."""
+        moved = {
+            f.name: value.to(device) if isinstance(value := getattr(self, f.name), Tensor) else value
+            for f in dataclasses.fields(self)
+        }
+        return Tokens(**moved)
+
+    def select(self, rows: Int[Tensor, " n"]) -> Tokens:
+        """The given rows, in the given order (repeats allowed)."""
+        picked = {
+            f.name: value.index_select(0, rows) if isinstance(value := getattr(self, f.name), Tensor) else value
+            for f in dataclasses.fields(self)
+        }
+        return Tokens(**picked)
+
+    def padded(self, side: Literal["right", "left"]) -> Tokens:
+        """The same rows with all padding moved to one side; real tokens keep their order."""
+        if self.layout in ("full", side):
+            return self
+        real = self.real_or_ones()
+        order = torch.sort((~real if side == "right" else real).to(torch.uint8), dim=-1, stable=True).indices
+        moved = {
+            name: None if value is None else value.gather(-1, order)
+            for name in ("ids", "real", "documents", "token_types", "position_ids")
+            for value in (real if name == "real" else getattr(self, name),)
+        }
+        return dataclasses.replace(self, **moved, layout=side)
+
+
+def _layout(real: Tensor | None) -> Layout:
+    """Find where the padding is. Reads the tensor, so it is left at "any" while compiling or off the CPU."""
+    if real is None:
+        return "full"
+    if torch.compiler.is_compiling() or real.device.type != "cpu" or real.shape[-1] == 0:
+        return "any"
+    falls = bool((real[:, 1:] & ~real[:, :-1]).any())  # a real token after padding: not right-padded
+    rises = bool((~real[:, 1:] & real[:, :-1]).any())  # padding after a real token: not left-padded
+    if not falls and not rises:
+        return "full" if bool(real.all()) else "right"
+    if not falls:
+        return "right"
+    return "any" if rises else "left"
+
+
+def register_pytree() -> None:
+    """Let torch.compile, torch.export and pytree utilities see through `Tokens`."""
+    from torch.utils import _pytree
+
+    names = [f.name for f in dataclasses.fields(Tokens) if f.name != "layout"]
+    _pytree.register_pytree_node(
+        Tokens,
+        lambda t: ([getattr(t, n) for n in names], t.layout),
+        lambda values, layout: Tokens(**dict(zip(names, values, strict=True)), layout=layout),
+        serialized_type_name="isoform.Tokens",
+    )
