@@ -53,7 +53,9 @@ class Tokens:
                 f"Tokens.prefix has shape {list(self.prefix.shape)}, expected [{self.ids.shape[0]}], one length a row"
             )
         if self.real is not None and self.real.dtype != torch.bool:
-            raise ShapeError(f"Tokens.real has dtype {self.real.dtype}, expected bool with True for a real token")
+            raise ShapeError(
+                f"Tokens.real has dtype {self.real.dtype}, expected bool with True for a real token"
+            )
         if self.layout is None:
             object.__setattr__(self, "layout", _layout(self.real))
 
@@ -125,7 +127,10 @@ class Tokens:
     def rows(self) -> list[list[int]]:
         """The real ids of each row, as ragged lists."""
         real = self.real_or_ones().tolist()
-        return [[i for i, r in zip(ids, keep, strict=True) if r] for ids, keep in zip(self.ids.tolist(), real, strict=True)]
+        return [
+            [i for i, r in zip(ids, keep, strict=True) if r]
+            for ids, keep in zip(self.ids.tolist(), real, strict=True)
+        ]
 
     def to(self, device: torch.device | str) -> Tokens:
         """The same tokens on another device."""
@@ -138,7 +143,9 @@ class Tokens:
     def select(self, rows: Int[Tensor, " n"]) -> Tokens:
         """The given rows, in the given order (repeats allowed)."""
         picked = {
-            f.name: value.index_select(0, rows) if isinstance(value := getattr(self, f.name), Tensor) else value
+            f.name: value.index_select(0, rows)
+            if isinstance(value := getattr(self, f.name), Tensor)
+            else value
             for f in dataclasses.fields(self)
         }
         return Tokens(**picked)

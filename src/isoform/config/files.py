@@ -1,0 +1,139 @@
+"""Configurations in and out of TOML, YAML and JSON, and their JSON schema."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, TypeVar
+
+from isoform.config.base import Frozen, parse
+from isoform.errors import ConfigError
+
+C = TypeVar("C", bound=Frozen)
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """Read a TOML, YAML or JSON file into plain nested dicts.
+
+    Raises:
+        ConfigError: no such file, not UTF-8, not the syntax its suffix promises, or not a table.
+    """
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"{path}: unknown kind of configuration file; expected one of {', '.join(SUFFIXES)}"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: a folder, expected a configuration file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    try:
+        data = _loads(text, path.suffix)
+    except Exception as error:  # each library has its own exception; all mean: this is not the syntax
+        raise ConfigError(
+            f"{path}: not valid {path.suffix[1:].upper()}: {' '.join(str(error).split())}"
+        ) from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a table of settings, found {type(data).__name__}")
+    return data
+
+
+def read(kind: type[C], path: str | Path) -> C:
+    """Read and validate a configuration file."""
+    return parse(kind, read_table(path), where=str(path))
+
+
+def dumps(config: Frozen, suffix: str = ".toml") -> str:
+    """The configuration as text. Fields that are absent and need not be written are left out."""
+    data = _plain(config)
+    if suffix == ".json":
+        return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    if suffix in (".yaml", ".yml"):
+        import yaml
+
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    if suffix == ".toml":
+        import tomli_w
+
+        return tomli_w.dumps(data)
+    raise ConfigError(f"cannot write {suffix!r}; expected one of {', '.join(SUFFIXES)}")
+
+
+def write(config: Frozen, path: str | Path) -> None:
+    """Write the configuration whole or not at all, in the syntax of the path's suffix."""
+    write_text(path, dumps(config, Path(path).suffix))
+
+
+def schema(kind: type[Frozen]) -> dict[str, Any]:
+    """The JSON schema of a configuration class."""
+    return kind.model_json_schema()
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a UTF-8 file under a temporary name, flush it to disk, then rename it into place."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file under a temporary name, flush it to disk, then rename it into place."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _loads(text: str, suffix: str) -> Any:
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".toml":
+        try:
+            import tomllib
+        except ModuleNotFoundError:  # Python 3.10
+            import tomli as tomllib
+        return tomllib.loads(text)
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+def _plain(config: Frozen) -> dict[str, Any]:
+    """Nested dicts without nulls: an optional field is left out, a required one says "none"."""
+    result: dict[str, Any] = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if value is None:
+            if field.is_required():
+                result[name] = "none"
+            continue
+        if not field.is_required() and name != "kind" and value == field.get_default():
+            continue
+        result[name] = _value(value)
+    return result
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Frozen):
+        return _plain(value)
+    if isinstance(value, tuple | list):
+        return [_value(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _value(item) for key, item in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    return value
