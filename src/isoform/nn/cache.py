@@ -1,0 +1,119 @@
+"""Keys and values of tokens already read, preallocated (R31–R32).
+
+A row's token at place p lies in slot p, whatever the padding of the prompt was, so positions, visibility and
+contents cannot drift apart. Lengths are tensors: one compiled step serves every position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from isoform.config import ModelConfig
+from isoform.errors import ShapeError
+from isoform.visibility import Places
+
+
+@dataclasses.dataclass(eq=False)
+class LayerCache:
+    """One layer's keys and values, ``[B, h_kv, capacity, d_h]``."""
+
+    keys: Float[Tensor, "batch kv capacity width"]
+    values: Float[Tensor, "batch kv capacity width"]
+
+    def write(
+        self,
+        keys: Float[Tensor, "batch kv length width"],
+        values: Float[Tensor, "batch kv length width"],
+        slots: Int[Tensor, "batch length"],
+    ) -> None:
+        """Put new keys and values into their slots."""
+        where = slots[:, None, :, None].expand_as(keys)
+        self.keys.scatter_(2, where, keys)
+        self.values.scatter_(2, where, values)
+
+
+@dataclasses.dataclass(eq=False)
+class Cache:
+    """All layers' keys and values, and how far each row has come.
+
+    Args:
+        layers: one `LayerCache` a layer.
+        lengths: ``[B]`` tokens stored in each row.
+        visible: how many slots attention reads; at least the longest row. None: all.
+        memory: for an encoder–decoder, each layer's projected source keys and values, computed once.
+        memory_places: where the source tokens stand.
+        prefix: ``[B]`` length of the condition, for a prefix decoder.
+        fresh: nothing has been stored yet.
+    """
+
+    layers: list[LayerCache]
+    lengths: Int[Tensor, " batch"]
+    visible: int | None = None
+    memory: list[tuple[Tensor, Tensor]] | None = None
+    memory_places: Places | None = None
+    prefix: Int[Tensor, " batch"] | None = None
+    fresh: bool = True
+
+    @classmethod
+    def allocate(
+        cls,
+        config: ModelConfig,
+        batch: int,
+        capacity: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> Cache:
+        """An empty cache for ``capacity`` tokens a row.
+
+        Raises:
+            ShapeError: the model's learned positions end before ``capacity``.
+        """
+        table = config.embedding.positions
+        if table.kind == "learned" and capacity > table.max_positions:
+            raise ShapeError(
+                f"{capacity} positions asked for, the model's learned table has {table.max_positions}: "
+                "shorten the prompt or lower max_new_tokens"
+            )
+        layers: list[LayerCache] = []
+        for layer in config.stack.layers():
+            shape = (batch, layer.attention.n_kv_heads, capacity, layer.attention.head_width)
+            zeros = torch.zeros(2, *shape, dtype=dtype, device=device)
+            layers.append(LayerCache(zeros[0], zeros[1]))
+        return cls(layers, torch.zeros(batch, dtype=torch.long, device=device))
+
+    @property
+    def capacity(self) -> int:
+        """Slots a row."""
+        return self.layers[0].keys.shape[2]
+
+    @property
+    def batch(self) -> int:
+        """Rows."""
+        return self.lengths.shape[0]
+
+    def select(self, rows: Int[Tensor, " n"]) -> Cache:
+        """The given rows in the given order: beams reordered, finished samples dropped, prompts repeated."""
+        places = self.memory_places
+        return dataclasses.replace(
+            self,
+            layers=[
+                LayerCache(c.keys.index_select(0, rows), c.values.index_select(0, rows)) for c in self.layers
+            ],
+            lengths=self.lengths.index_select(0, rows),
+            memory=None
+            if self.memory is None
+            else [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory],
+            memory_places=None
+            if places is None
+            else dataclasses.replace(
+                places,
+                index=places.index if places.index.shape[0] == 1 else places.index.index_select(0, rows),
+                real=None if places.real is None else places.real.index_select(0, rows),
+            ),
+            prefix=None if self.prefix is None else self.prefix.index_select(0, rows),
+        )

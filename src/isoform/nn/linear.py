@@ -1,0 +1,71 @@
+"""Several independent projections of one input in one matrix product (R2, R9)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Packed(nn.Module):
+    """Named projections whose weights lie one after the other in a single parameter.
+
+    They stay independent: each occupies its own rows, and `part` gives a view of them. The bias parameter
+    holds the rows of those projections that have one.
+
+    Args:
+        in_features: width of the input.
+        parts: for each projection its output width, in the order they are stored.
+        bias: for each projection whether it has a bias.
+    """
+
+    def __init__(self, in_features: int, parts: Mapping[str, int], bias: Mapping[str, bool]) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.parts = dict(parts)
+        self.biased = tuple(name for name in parts if bias[name])
+        self.weight = nn.Parameter(torch.empty(sum(parts.values()), in_features))
+        n_bias = sum(parts[name] for name in self.biased)
+        self.bias = nn.Parameter(torch.zeros(n_bias)) if n_bias else None
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch total"]:
+        """All projections, concatenated in the order of ``parts``."""
+        return F.linear(x, self.weight, self.full_bias())
+
+    def project(self, x: Float[Tensor, "*batch width"]) -> tuple[Tensor, ...]:
+        """All projections, each on its own."""
+        return self(x).split(tuple(self.parts.values()), dim=-1)
+
+    def full_bias(self) -> Tensor | None:
+        """The bias with zeros for the projections that have none."""
+        if self.bias is None or len(self.biased) == len(self.parts):
+            return self.bias
+        pieces = dict(zip(self.biased, self.bias.split([self.parts[n] for n in self.biased]), strict=True))
+        return torch.cat(
+            [pieces[n] if n in pieces else self.bias.new_zeros(w) for n, w in self.parts.items()]
+        )
+
+    def part(self, name: str) -> Float[Tensor, "out width"]:
+        """A view of one projection's weight."""
+        return self.weight.narrow(0, _offset(self.parts, name), self.parts[name])
+
+    def part_bias(self, name: str) -> Float[Tensor, " out"] | None:
+        """A view of one projection's bias; None where it has none."""
+        if self.bias is None or name not in self.biased:
+            return None
+        return self.bias.narrow(0, _offset({n: self.parts[n] for n in self.biased}, name), self.parts[name])
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_features} → "
+            + ", ".join(f"{n} {w}" for n, w in self.parts.items())
+            + f", bias={self.biased}"
+        )
+
+
+def _offset(parts: Mapping[str, int], name: str) -> int:
+    names = list(parts)
+    return sum(parts[n] for n in names[: names.index(name)])

@@ -1,0 +1,198 @@
+"""Where a token stands, as the network sees it: sinusoids, tables, rotation, slopes, distance buckets (R43)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from isoform import config
+from isoform.errors import ShapeError
+
+
+class Sinusoidal(nn.Module):
+    """Fixed sines and cosines. Nothing is stored: the table is rebuilt exactly from the configuration (R37)."""
+
+    def __init__(self, cfg: config.Sinusoidal, width: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.width = width
+
+    def forward(
+        self, positions: Int[Tensor, "rows length"], dtype: torch.dtype
+    ) -> Float[Tensor, "rows length width"]:
+        """The encoding of each position."""
+        cfg = self.cfg
+        half = (self.width + 1) // 2
+        steps = half - 1 if cfg.spacing == "half_width_minus_one" else self.width / 2
+        wide = torch.float32 if cfg.precision == "float32" else torch.float64
+        ladder = torch.arange(half, dtype=wide, device=positions.device)
+        if cfg.precision == "float32":
+            frequency = torch.exp(ladder * -(math.log(cfg.base) / steps))
+        else:
+            frequency = cfg.base ** (-ladder / steps)
+        angles = (positions + cfg.offset).to(wide)[..., None] * frequency
+        sin, cos = angles.sin(), angles.cos()[..., : self.width // 2]
+        if cfg.layout == "concatenated":
+            table = torch.cat([sin, cos], -1)
+        else:
+            table = torch.stack([sin[..., : self.width // 2], cos], -1).flatten(-2)
+            table = torch.cat([table, sin[..., self.width // 2 :]], -1) if self.width % 2 else table
+        if cfg.precision == "float64_to_float32":
+            table = table.float()
+        return table.to(dtype)
+
+
+class Learned(nn.Module):
+    """A trained row a position."""
+
+    def __init__(self, cfg: config.Learned, width: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.weight = nn.Parameter(torch.empty(cfg.max_positions + cfg.offset, width))
+
+    def forward(
+        self, positions: Int[Tensor, "rows length"], dtype: torch.dtype
+    ) -> Float[Tensor, "rows length width"]:
+        """The row of each position."""
+        if positions.shape[-1] > self.cfg.max_positions:
+            raise ShapeError(
+                f"{positions.shape[-1]} positions asked for, the learned table has {self.cfg.max_positions}: "
+                "shorten the input or train with a larger max_positions"
+            )
+        return nn.functional.embedding(positions + self.cfg.offset, self.weight).to(dtype)
+
+
+def rotary_frequencies(
+    cfg: config.Rotary, lengths: Int[Tensor, " batch"] | None, device: torch.device
+) -> tuple[Float[Tensor, "rows pairs"], float]:
+    """Angular frequency of each channel pair, scaling applied, and the factor on cosines and sines.
+
+    Args:
+        cfg: the rotary settings.
+        lengths: how long each row is so far; read by dynamic NTK only.
+        device: where to build it.
+    """
+    dtype = torch.float32 if cfg.precision == "float32" else torch.float64
+    ladder = torch.arange(0, cfg.width, 2, dtype=dtype, device=device) / cfg.width
+    scaling = cfg.scaling
+    if isinstance(scaling, config.DynamicNtkScaling):
+        assert lengths is not None
+        length = lengths.clamp(min=scaling.original_length).to(dtype)
+        grown = scaling.factor * length / scaling.original_length - (scaling.factor - 1)
+        theta = cfg.theta * grown ** (cfg.width / (cfg.width - 2))
+        return 1.0 / theta[:, None] ** ladder, 1.0
+    frequency = (1.0 / cfg.theta**ladder)[None]
+    if isinstance(scaling, config.LinearScaling):
+        return frequency / scaling.factor, 1.0
+    if isinstance(scaling, config.Llama3Scaling):
+        return _llama3(frequency, scaling), 1.0
+    if isinstance(scaling, config.YarnScaling):
+        return _yarn(frequency, scaling, cfg), scaling.attention_factor
+    return frequency, 1.0
+
+
+def _llama3(frequency: Tensor, cfg: config.Llama3Scaling) -> Tensor:
+    wavelength = 2 * math.pi / frequency
+    low = cfg.original_length / cfg.low_frequency_factor
+    high = cfg.original_length / cfg.high_frequency_factor
+    span = cfg.high_frequency_factor - cfg.low_frequency_factor
+    smooth = (cfg.original_length / wavelength - cfg.low_frequency_factor) / span
+    slow = frequency / cfg.factor
+    between = (1 - smooth) * slow + smooth * frequency
+    scaled = torch.where(wavelength > low, slow, frequency)
+    return torch.where((wavelength >= high) & (wavelength <= low), between, scaled)
+
+
+def _yarn(frequency: Tensor, cfg: config.YarnScaling, rotary: config.Rotary) -> Tensor:
+    def dimension(turns: float) -> float:
+        ratio = cfg.original_length / (turns * 2 * math.pi)
+        return rotary.width * math.log(ratio) / (2 * math.log(rotary.theta))
+
+    low, high = dimension(cfg.beta_fast), dimension(cfg.beta_slow)
+    if cfg.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary.width - 1)
+    high = high + 0.001 if low == high else high
+    pairs = torch.arange(rotary.width // 2, dtype=frequency.dtype, device=frequency.device)
+    keep = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
+    return frequency / cfg.factor * (1 - keep) + frequency * keep
+
+
+def rotary_table(
+    cfg: config.Rotary,
+    positions: Int[Tensor, "rows length"],
+    lengths: Int[Tensor, " batch"] | None,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "rows 1 length pairs"], Float[Tensor, "rows 1 length pairs"]]:
+    """Cosine and sine of every position and channel pair, computed once a forward pass for all layers."""
+    frequency, factor = rotary_frequencies(cfg, lengths, positions.device)
+    angles = positions[:, None, :, None].to(frequency.dtype) * frequency[:, None, None, :]
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+def rotate(
+    x: Float[Tensor, "batch heads length width"], table: tuple[Tensor, Tensor], layout: str
+) -> Float[Tensor, "batch heads length width"]:
+    """Turn each channel pair by its position's angle; channels beyond the rotary width pass through."""
+    cos, sin = table
+    pairs = cos.shape[-1]
+    turned, rest = (x, None) if x.shape[-1] == 2 * pairs else (x[..., : 2 * pairs], x[..., 2 * pairs :])
+    if layout == "half":
+        a, b = turned[..., :pairs], turned[..., pairs:]
+        out = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        out = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    return out if rest is None else torch.cat([out, rest], -1)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Slope of each head (Press et al. 2021): powers of 2^(-8/n), completed as in the paper's code for any n."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(n_heads - power)]
+    return slopes
+
+
+def alibi_bias(
+    cfg: config.Alibi,
+    n_heads: int,
+    query: Int[Tensor, "rows query"],
+    key: Int[Tensor, "rows key"],
+    dtype: torch.dtype,
+) -> Float[Tensor, "rows h query key"]:
+    """-slope · |i - j| for every head."""
+    slopes = torch.tensor(alibi_slopes(n_heads), dtype=torch.float64, device=query.device) * cfg.factor
+    distance = (query[:, None, :, None] - key[:, None, None, :]).abs()
+    return -(slopes.to(dtype)[:, None, None] * distance)
+
+
+class RelativeBias(nn.Module):
+    """A learned score per head and distance bucket, one table for all layers of a stack (T5)."""
+
+    def __init__(self, cfg: config.RelativeBuckets, n_heads: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.weight = nn.Parameter(torch.empty(cfg.n_buckets, n_heads))
+
+    def forward(
+        self, query: Int[Tensor, "rows query"], key: Int[Tensor, "rows key"]
+    ) -> Float[Tensor, "rows h query key"]:
+        """The bias of every (query, key) pair."""
+        buckets = relative_buckets(self.cfg, key[:, None, :] - query[:, :, None])
+        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
+
+
+def relative_buckets(cfg: config.RelativeBuckets, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """The bucket of a signed distance key - query (Raffel et al. 2020, appendix; float32 logarithm as published)."""
+    n = cfg.n_buckets // 2 if cfg.bidirectional else cfg.n_buckets
+    bucket = (ahead > 0).long() * n if cfg.bidirectional else torch.zeros_like(ahead)
+    distance = ahead.abs() if cfg.bidirectional else (-ahead).clamp(min=0)
+    exact = n // 2
+    coarse = exact + (
+        torch.log(distance.clamp(min=1).float() / exact) / math.log(cfg.max_distance / exact) * (n - exact)
+    ).long().clamp(max=n - 1 - exact)
+    return bucket + torch.where(distance < exact, distance, coarse)
