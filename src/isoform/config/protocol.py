@@ -1,0 +1,47 @@
+"""The token protocol that goes with a network: what is put around texts, what starts and ends an output.
+
+It is no part of the function the network computes, and just as easily got wrong; so it is data too, and is
+stored in the artifact beside the architecture (R37).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from isoform.config.base import Frozen
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Protocol(Frozen):
+    """Which special ids are used where.
+
+    Args:
+        pad_id: fills ragged batches; never an id that means something (in particular not EOS).
+        eos_ids: ids that end an output; they are not part of the text.
+        start: ids that the decoder begins with: the start token of an encoder–decoder, or BOS before a prompt.
+        end_supervised: whether training targets end in ``eos_ids[0]`` (Algorithm 6.1).
+        source_prefix: ids put before a source text (an encoder's input included).
+        source_suffix: ids put after it.
+        forced: (step, id) pairs: at that step of the output only that id may be chosen, counted from 0.
+        suppressed: ids that are never chosen.
+        padding_side: where batches are padded by default; results do not depend on it.
+    """
+
+    pad_id: TokenId
+    eos_ids: tuple[TokenId, ...]
+    start: tuple[TokenId, ...] = ()
+    end_supervised: bool = True
+    source_prefix: tuple[TokenId, ...] = ()
+    source_suffix: tuple[TokenId, ...] = ()
+    forced: tuple[tuple[TokenId, TokenId], ...] = ()
+    suppressed: tuple[TokenId, ...] = ()
+    padding_side: Literal["right", "left"] = "right"
+
+    @model_validator(mode="after")
+    def _pad_means_nothing(self) -> Protocol:
+        if self.pad_id in self.eos_ids:
+            raise ValueError(f"pad_id {self.pad_id} is also an eos id: every end would be taken for padding")
+        return self
