@@ -1,0 +1,269 @@
+"""The two libraries behind a tokenizer, behind one face: `tokenizers` and `sentencepiece`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from isoform.errors import TokenizerError
+
+if TYPE_CHECKING:
+    import sentencepiece
+    import tokenizers
+
+TextSpecials = Literal["text", "tokens"]
+
+
+class Backend(Protocol):
+    """What a tokenizer needs of a library. Nothing is ever added to the ids."""
+
+    suffix: str
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
+        ...
+
+    def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The ids of words standing in one text, and the place of each word's first id (-1: it has none)."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, all of them written out."""
+        ...
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token and its id."""
+        ...
+
+    def silent(self) -> frozenset[int]:
+        """Ids the library itself calls special."""
+        ...
+
+    def serialise(self) -> bytes:
+        """The file to save."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What the file does not say, to save beside it."""
+        ...
+
+    def canonical(self) -> bytes:
+        """What decides the ids, and nothing else: equal for two that agree on every text."""
+        ...
+
+    def line_ends_cut(self) -> bool:
+        """Whether text may be cut before a line end that follows a letter, without changing any id."""
+        ...
+
+
+class HuggingFace:
+    """A tokenizer of the `tokenizers` library.
+
+    Args:
+        inner: the library's tokenizer.
+        specials_in_text: whether special tokens written out in the text become their ids (``"tokens"``,
+            what the transformers library does) or remain text (``"text"``). Added tokens that are not
+            marked special always become their ids.
+    """
+
+    suffix = ".json"
+
+    def __init__(self, inner: tokenizers.Tokenizer, specials_in_text: TextSpecials) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        inner.encode_special_tokens = specials_in_text == "text"
+        self.inner = inner
+        self.specials_in_text: TextSpecials = specials_in_text
+
+    @classmethod
+    def from_bytes(cls, data: bytes, specials_in_text: TextSpecials, where: str) -> HuggingFace:
+        """Read a ``tokenizer.json``.
+
+        Raises:
+            TokenizerError: it is not one.
+        """
+        import tokenizers
+
+        try:
+            return cls(tokenizers.Tokenizer.from_str(data.decode("utf-8")), specials_in_text)
+        except Exception as error:  # the library raises plain exceptions
+            raise TokenizerError(f"{where}: not a tokenizer.json: {' '.join(str(error).split())}") from None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in self.inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
+        encoding = self.inner.encode(" ".join(words), add_special_tokens=False)
+        first: list[int] = []
+        start, place, offsets = 0, 0, encoding.offsets
+        for word in words:
+            end = start + len(word)
+            while place < len(offsets) and offsets[place][1] <= start:
+                place += 1
+            first.append(place if place < len(offsets) and offsets[place][0] < end else -1)
+            start = end + 1
+        return encoding.ids, first
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.inner.decode(list(ids), skip_special_tokens=False)
+
+    def vocabulary(self) -> dict[str, int]:
+        return self.inner.get_vocab(with_added_tokens=True)
+
+    def silent(self) -> frozenset[int]:
+        return frozenset(i for i, t in self.inner.get_added_tokens_decoder().items() if t.special)
+
+    def serialise(self) -> bytes:
+        return self.inner.to_str(pretty=False).encode("utf-8")
+
+    def settings(self) -> dict[str, Any]:
+        return {"specials_in_text": self.specials_in_text}
+
+    def canonical(self) -> bytes:
+        state = json.loads(self.inner.to_str())
+        for name in ("version", "truncation", "padding", "post_processor"):
+            state.pop(name, None)
+        return json.dumps([state, self.specials_in_text], sort_keys=True, ensure_ascii=False).encode("utf-8")
+
+    def line_ends_cut(self) -> bool:
+        state = json.loads(self.inner.to_str())
+        normal = state["normalizer"]
+        steps = (
+            normal["normalizers"] if normal and normal["type"] == "Sequence" else [normal] if normal else []
+        )
+        if any(step["type"] not in ("NFC", "NFKC", "Lowercase") for step in steps):
+            return False
+        cutter = state["pre_tokenizer"]
+        cutters = cutter["pretokenizers"] if cutter and cutter["type"] == "Sequence" else [cutter]
+        return any(
+            cutter is not None
+            and (
+                (cutter["type"] == "ByteLevel" and cutter["use_regex"] and not cutter["add_prefix_space"])
+                or (cutter["type"] == "Split" and cutter["pattern"].get("Regex") in (r"[\s\S]", r"\n"))
+                or cutter["type"] == "WhitespaceSplit"
+            )
+            for cutter in cutters
+        )
+
+
+class SentencePiece:
+    """A model of the `sentencepiece` library; ids and texts are the library's own.
+
+    Args:
+        model: the content of the ``.model`` file.
+        added: atomic tokens beyond the model, by name, found in the text before it is cut.
+        pieces: ids by piece where a family numbers the pieces differently from the model; pieces it
+            does not list become ``unk``. None: the model's own ids.
+        unk: the id of the unknown token in ``pieces``; only read with it.
+    """
+
+    suffix = ".model"
+
+    def __init__(
+        self,
+        model: bytes,
+        added: Mapping[str, int],
+        pieces: Mapping[str, int] | None,
+        unk: int | None,
+        where: str,
+    ) -> None:
+        """
+        Raises:
+            TokenizerError: ``model`` is not a SentencePiece model, or an added id is taken.
+        """
+        import sentencepiece
+
+        self.inner: sentencepiece.SentencePieceProcessor = sentencepiece.SentencePieceProcessor()
+        try:
+            self.inner.LoadFromSerializedProto(model)
+        except Exception as error:
+            raise TokenizerError(
+                f"{where}: not a SentencePiece model: {' '.join(str(error).split())}"
+            ) from None
+        self._model, self._added, self._unk = model, dict(added), unk
+        self._pieces = None if pieces is None else dict(pieces)
+        size = self.inner.get_piece_size()
+        own = {self.inner.id_to_piece(i): i for i in range(size)} if pieces is None else self._pieces or {}
+        taken = {number: piece for piece, number in own.items()}
+        for name, number in added.items():
+            if taken.get(number, name) != name:
+                raise TokenizerError(
+                    f"{where}: id {number} of added token {name!r} is that of {taken[number]!r}"
+                )
+        self._own, self._names = own, {number: name for name, number in added.items()}
+        self._by_id = taken
+        names = sorted(added, key=len, reverse=True)
+        self._splitter = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if self._splitter is None:
+            return self._plain(list(texts))
+        return [self._split(text) for text in texts]
+
+    def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        first: list[int] = []
+        # The model puts its own word boundary before each text, so words can be cut one by one.
+        for cut in self.encode_batch(words):
+            first.append(len(ids) if cut else -1)
+            ids += cut
+        return ids, first
+
+    def decode(self, ids: Sequence[int]) -> str:
+        parts: list[str] = []
+        run: list[int] = []
+        for number in ids:
+            if number in self._names:
+                parts += [self._run(run), self._names[number]]
+                run = []
+            else:
+                run.append(number)
+        return "".join([*parts, self._run(run)])
+
+    def vocabulary(self) -> dict[str, int]:
+        return {**self._own, **self._added}
+
+    def silent(self) -> frozenset[int]:
+        controls = [i for i in range(self.inner.get_piece_size()) if self.inner.is_control(i)]
+        if self._pieces is None:
+            return frozenset(controls)
+        names = {self.inner.id_to_piece(i) for i in controls}
+        return frozenset(number for piece, number in self._pieces.items() if piece in names)
+
+    def serialise(self) -> bytes:
+        return self._model
+
+    def settings(self) -> dict[str, Any]:
+        return {"added": self._added, "pieces": self._pieces, "unk": self._unk}
+
+    def canonical(self) -> bytes:
+        return self._model + json.dumps(self.settings(), sort_keys=True, ensure_ascii=False).encode("utf-8")
+
+    def line_ends_cut(self) -> bool:
+        return False  # a cut would put a word boundary after it
+
+    def _plain(self, texts: list[str]) -> list[list[int]]:
+        if self._pieces is None:
+            return self.inner.encode(texts, out_type=int)
+        pieces, unknown = self._pieces, -1 if self._unk is None else self._unk
+        cut = self.inner.encode(texts, out_type=str)
+        ids = [[pieces.get(piece, unknown) for piece in row] for row in cut]
+        if self._unk is None and any(-1 in row for row in ids):
+            raise TokenizerError("a piece is not in the vocabulary, which has no unk token")
+        return ids
+
+    def _split(self, text: str) -> list[int]:
+        assert self._splitter is not None
+        ids: list[int] = []
+        for part in self._splitter.split(text):
+            ids += [self._added[part]] if part in self._added else self._plain([part])[0] if part else []
+        return ids
+
+    def _run(self, ids: list[int]) -> str:
+        if not ids:
+            return ""
+        if self._pieces is None:
+            return self.inner.decode(ids)
+        return self.inner.decode([self._by_id[number] for number in ids])

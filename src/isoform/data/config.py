@@ -1,0 +1,252 @@
+"""The run file's section on data: which text, in which form, and what to do with bad records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from isoform.config.base import Frozen
+
+Limit = Annotated[int, Field(ge=1)] | None
+OverLong = Literal["error", "drop", "truncate"]
+Empty = Literal["error", "drop"]
+Column = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Split(Frozen):
+    """Cuts one file into train, validation and test (R35).
+
+    ``"random"`` deals distinct sources out, so that records with the same source text stay in one part;
+    ``"contiguous"`` cuts the file in its own order: training first, then validation, then test.
+    """
+
+    validation: Fraction
+    test: Fraction = 0.0
+    order: Literal["random", "contiguous"]
+    seed: int | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Split:
+        if self.validation + self.test >= 1:
+            raise ValueError("validation and test together leave nothing to train on")
+        if (self.order == "random") != (self.seed is not None):
+            raise ValueError('seed belongs to order = "random", which needs it')
+        return self
+
+
+class TwoFiles(Frozen):
+    """One file a side, line by line; paths are then given as ``{source = …, target = …}``."""
+
+    kind: Literal["lines"] = "lines"
+
+
+class Tsv(Frozen):
+    """Tab-separated columns, numbered from 1; no quoting."""
+
+    kind: Literal["tsv"] = "tsv"
+    source: Column
+    target: Column
+
+
+class Jsonl(Frozen):
+    """One JSON object a line; names of the two fields, which hold strings."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    source: str
+    target: str
+
+
+class Tmx(Frozen):
+    """Translation memory; the two ``xml:lang`` codes, e.g. ``"en"``, which also matches ``"en-GB"``."""
+
+    kind: Literal["tmx"] = "tmx"
+    source: str
+    target: str
+
+
+class LabelTsv(Frozen):
+    """Tab-separated text and label; columns from 1."""
+
+    kind: Literal["tsv"] = "tsv"
+    text: Column
+    label: Column
+
+
+class LabelJsonl(Frozen):
+    """One JSON object a line with a text and a label, both strings."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    text: str
+    label: str
+
+
+class Conll(Frozen):
+    """One word a line, blank line between sentences; whitespace-separated columns from 1."""
+
+    kind: Literal["conll"] = "conll"
+    word: Column
+    tag: Column
+
+
+class TagJsonl(Frozen):
+    """One JSON object a line with two lists of strings of equal length."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    words: str
+    tags: str
+
+
+class Sides(Frozen):
+    """The two files of parallel lines."""
+
+    source: Path
+    target: Path
+
+
+class Part(Frozen):
+    """What all kinds of data have in common: files, their encoding, and what to do with bad records.
+
+    Attributes:
+        encoding: a codec's name; text is decoded strictly.
+        empty: what to do with a record one side of which is empty or blank.
+        over_long: what to do with a record over the limit. ``"drop"`` and ``"truncate"`` are counted and
+            reported; ``"truncate"`` keeps the first tokens and with the cut loses the end-of-sequence.
+    """
+
+    encoding: str = "utf-8"
+    empty: Empty = "error"
+    over_long: OverLong = "error"
+    split: Split | None = None
+
+
+class ParallelData(Part):
+    """Source and target texts for an encoder–decoder. Limits count tokens with their specials."""
+
+    kind: Literal["parallel"] = "parallel"
+    format: Annotated[TwoFiles | Tsv | Jsonl | Tmx, Field(discriminator="kind")]
+    train: Sides | Path
+    validation: Sides | Path | None = None
+    test: Sides | Path | None = None
+    max_source: Limit = None
+    max_target: Limit = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ParallelData:
+        _check_paths(self.format, self.train, self.validation, self.test)
+        _check_split(self.split, self.validation, self.test)
+        return self
+
+
+class PrefixData(Part):
+    """Prompts and answers for one stack; ``source`` is the prompt, ``target`` the answer (6.33)."""
+
+    kind: Literal["prefix"] = "prefix"
+    format: Annotated[TwoFiles | Tsv | Jsonl, Field(discriminator="kind")]
+    train: Sides | Path
+    validation: Sides | Path | None = None
+    test: Sides | Path | None = None
+    max_length: Limit = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PrefixData:
+        _check_paths(self.format, self.train, self.validation, self.test)
+        _check_split(self.split, self.validation, self.test)
+        return self
+
+
+class TextData(Part):
+    """Plain text for language modelling or masked-token training.
+
+    ``"stream"``: the whole file, line ends included, is one document cut into windows.
+    ``"lines"``: each line is a document.
+    """
+
+    kind: Literal["text"] = "text"
+    documents: Literal["stream", "lines"]
+    train: Path
+    validation: Path | None = None
+    test: Path | None = None
+    max_length: Limit = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TextData:
+        _check_split(self.split, self.validation, self.test)
+        if self.documents == "stream":
+            if self.split is not None and self.split.order != "contiguous":
+                raise ValueError('a stream can only be split with order = "contiguous"')
+            if self.max_length is not None:
+                raise ValueError("max_length limits documents; a stream is cut by the window's length")
+        return self
+
+
+class LabelledData(Part):
+    """Text with a label (sequence classification)."""
+
+    kind: Literal["labelled"] = "labelled"
+    format: Annotated[LabelTsv | LabelJsonl, Field(discriminator="kind")]
+    train: Path
+    validation: Path | None = None
+    test: Path | None = None
+    max_length: Limit = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LabelledData:
+        _check_split(self.split, self.validation, self.test)
+        return self
+
+
+class TaggedData(Part):
+    """Words with a tag each (token tagging)."""
+
+    kind: Literal["tagged"] = "tagged"
+    format: Annotated[Conll | TagJsonl, Field(discriminator="kind")]
+    train: Path
+    validation: Path | None = None
+    test: Path | None = None
+    max_length: Limit = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TaggedData:
+        _check_split(self.split, self.validation, self.test)
+        return self
+
+
+class DatesData(Frozen):
+    """The built-in corpus: calendar dates written out in many languages; see `isoform.data.dates`.
+
+    Attributes:
+        seed: fixes which dates belong to which part and which pairs are drawn.
+        train, validation, test: number of pairs in each part.
+        first_year, last_year: both included.
+        languages: CLDR codes; None takes `isoform.data.dates.LANGUAGES`.
+    """
+
+    kind: Literal["dates"] = "dates"
+    seed: int
+    train: Annotated[int, Field(ge=1)] = 200_000
+    validation: Annotated[int, Field(ge=1)] = 1_000
+    test: Annotated[int, Field(ge=1)] = 4_000
+    first_year: Annotated[int, Field(ge=1000)] = 1900
+    last_year: Annotated[int, Field(le=9999)] = 2099
+    languages: tuple[str, ...] | None = None
+
+
+DataConfig = Annotated[
+    ParallelData | PrefixData | TextData | LabelledData | TaggedData | DatesData, Field(discriminator="kind")
+]
+FileData = ParallelData | PrefixData | TextData | LabelledData | TaggedData
+
+
+def _check_paths(form: object, *paths: Sides | Path | None) -> None:
+    for path in paths:
+        if path is not None and isinstance(path, Sides) != isinstance(form, TwoFiles):
+            expected = "{source = …, target = …}" if isinstance(form, TwoFiles) else "one path"
+            raise ValueError(f'format kind = "{form.kind}" takes {expected} for train, validation and test')  # type: ignore[attr-defined]
+
+
+def _check_split(split: Split | None, validation: object, test: object) -> None:
+    if split is not None and (validation is not None or test is not None):
+        raise ValueError("give either split or files for validation and test")

@@ -1,0 +1,311 @@
+"""What can be known about the data before the first step: counts, faults, lengths, leaks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from isoform.data.batching import BucketReport
+from isoform.data.config import Empty, OverLong
+from isoform.data.corpus import empty_records
+from isoform.data.encode import encode_stream, encode_texts
+from isoform.data.ragged import Ints, Ragged
+from isoform.data.records import Labelled, Pair, Prompted, Record, Records, Tagged, sides
+from isoform.data.tokenizer import Tokenizer
+
+SHOWN = 10  # places listed of each fault
+BINS = 12
+SAMPLES = 3
+UNKNOWN_RATE = 0.01  # above it, a remark
+
+
+@dataclasses.dataclass(frozen=True)
+class SideReport:
+    """The tokens of one side of the records, without specials.
+
+    Attributes:
+        tokens: how many.
+        unknown: how many of them are the unknown token.
+        lengths: minimum, mean, median, 95th percentile and maximum of tokens a record.
+        histogram: ``(from, to, records)``, both bounds included.
+    """
+
+    tokens: int
+    unknown: int
+    lengths: dict[str, float]
+    histogram: tuple[tuple[int, int, int], ...]
+
+    @property
+    def unknown_rate(self) -> float:
+        """Unknown tokens as a share of all."""
+        return self.unknown / self.tokens if self.tokens else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class PartReport:
+    """One part of the data.
+
+    Attributes:
+        files: where it was read from.
+        records: how many, faulty ones included.
+        empty: how many have an empty side; the first few places.
+        over_long: how many are over a limit; the first few places.
+        sides: the tokens of each side.
+        classes: how often each label stands, for labelled and tagged text.
+        same_records: how many records also stand in the training part; the first few places.
+        same_sources: how many have a source (prompt, text) that stands in the training part.
+        batches: how well the batches are filled, where batches were made.
+    """
+
+    files: tuple[str, ...]
+    records: int
+    empty: Places
+    over_long: Places
+    sides: dict[str, SideReport]
+    classes: dict[str, int]
+    same_records: Places
+    same_sources: int
+    batches: BucketReport | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """How many, and the first few of them."""
+
+    count: int
+    first: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A record as the model sees it: for each side the text, the tokens and the ids."""
+
+    where: str
+    sides: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits on tokens (specials included), and the policies for records that break them."""
+
+    sides: Mapping[str, int | None]
+    over_long: OverLong
+    empty: Empty
+
+
+@dataclasses.dataclass(frozen=True)
+class Preflight:
+    """The whole report. ``problems`` stop a run; ``remarks`` do not."""
+
+    parts: dict[str, PartReport]
+    samples: tuple[Sample, ...]
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing stops a run."""
+        return not self.problems
+
+    def with_batches(self, reports: Mapping[str, BucketReport]) -> Preflight:
+        """The same report, with how well the batches of its parts are filled."""
+        parts = {
+            name: dataclasses.replace(part, batches=reports.get(name, part.batches))
+            for name, part in self.parts.items()
+        }
+        return dataclasses.replace(self, parts=parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "ok": self.ok,
+            "problems": list(self.problems),
+            "remarks": list(self.remarks),
+            "parts": {name: _part_dict(part) for name, part in self.parts.items()},
+            "samples": [
+                {
+                    "where": sample.where,
+                    "sides": {
+                        name: {"text": text, "tokens": list(tokens), "ids": list(ids)}
+                        for name, (text, tokens, ids) in sample.sides.items()
+                    },
+                }
+                for sample in self.samples
+            ],
+        }
+
+
+def examine(
+    parts: Mapping[str, Records[Record]], tokenizers: Mapping[str, Tokenizer], limits: Limits
+) -> Preflight:
+    """Examine the parts of the data; nothing is raised for what is wrong with a record.
+
+    Args:
+        parts: records by part, as read, empty ones included; ``"train"`` is required.
+        tokenizers: by side: ``source`` and ``target``, ``prompt`` and ``answer``, or ``text``.
+        limits: on ``source`` and ``target``, on ``"prompt and answer"``, or on ``text``.
+    """
+    train = parts["train"]
+    known = {tuple(sides(r).values()) for r in train.items}
+    sources = {key[0] for key in known}
+    reports: dict[str, PartReport] = {}
+    problems: list[str] = []
+    remarks: list[str] = []
+    for name, records in parts.items():
+        report = _examine(
+            records, tokenizers, limits, (known, sources) if name != "train" else (set(), set())
+        )
+        reports[name] = report
+        _judge(name, report, reports["train"], limits, problems, remarks)
+    if "validation" not in parts:
+        remarks.append("no validation part: neither the checkpoint nor the stop can be chosen by it")
+    picks = np.unique(np.linspace(0, len(train) - 1, SAMPLES).astype(int))
+    samples = tuple(_sample(train, int(i), tokenizers) for i in picks)
+    return Preflight(reports, samples, tuple(problems), tuple(remarks))
+
+
+def _examine(
+    records: Records[Record],
+    tokenizers: Mapping[str, Tokenizer],
+    limits: Limits,
+    training: tuple[set[tuple[str, ...]], set[str]],
+) -> PartReport:
+    texts = [sides(r) for r in records.items]
+    encoded = {
+        name: encode_texts(
+            [text[name] for text in texts], tokenizers[name], ((), ()), f"{name}, {records.name}"
+        )
+        for name in texts[0]
+    }
+    measured = _measured(records, encoded, tokenizers)
+    over = [
+        (int(i), f"{records.where(int(i))}: {name} of {int(lengths[i])} tokens, the limit is {limit}")
+        for name, lengths in measured.items()
+        for limit in (limits.sides.get(name),)
+        if limit is not None
+        for i in np.flatnonzero(lengths > limit)
+    ]
+    same = [i for i, text in enumerate(texts) if tuple(text.values()) in training[0]]
+    return PartReport(
+        files=tuple(str(file) for file in records.files),
+        records=len(records),
+        empty=_places(records, empty_records(records)),
+        over_long=Places(len({i for i, _ in over}), tuple(place for _, place in over[:SHOWN])),
+        sides={name: _side(ragged, tokenizers[name].special.unk) for name, ragged in encoded.items()},
+        classes=_classes(records),
+        same_records=_places(records, same),
+        same_sources=sum(next(iter(text.values())) in training[1] for text in texts),
+        batches=None,
+    )
+
+
+def _encode(texts: list[str], tokenizer: Tokenizer, what: str) -> Ragged:
+    if len(texts) == 1:  # a stream, perhaps a very long one
+        ids = encode_stream(texts[0], tokenizer)
+        return Ragged(ids, np.zeros(1, np.int64), np.array([len(ids)]))
+    return encode_texts(texts, tokenizer, ((), ()), what)
+
+
+def _measured(
+    records: Records[Record], encoded: Mapping[str, Ragged], tokenizers: Mapping[str, Tokenizer]
+) -> dict[str, Ints]:
+    """Lengths as the limits count them, with the specials that training adds."""
+    first = records.items[0]
+    if isinstance(first, Pair):
+        source = encoded["source"].lengths + len(tokenizers["source"].template)
+        return {"source": source, "target": encoded["target"].lengths + 1}
+    if isinstance(first, Prompted):
+        start = 0 if tokenizers["prompt"].special.bos is None else 1
+        return {"prompt and answer": encoded["prompt"].lengths + encoded["answer"].lengths + start + 1}
+    return {"text": encoded["text"].lengths + len(tokenizers["text"].template)}
+
+
+def _side(ragged: Ragged, unk: int | None) -> SideReport:
+    lengths = ragged.lengths
+    low, high = int(lengths.min()), int(lengths.max())
+    width = -(-(high - low + 1) // BINS)
+    edges = np.arange(low, high + width + 1, width)
+    counts, _ = np.histogram(lengths, bins=edges)
+    bars = zip(edges[:-1].tolist(), (edges[1:] - 1).tolist(), counts.tolist(), strict=True)
+    summary = {
+        "min": float(low),
+        "mean": float(lengths.mean()),
+        "median": float(np.median(lengths)),
+        "p95": float(np.percentile(lengths, 95)),
+        "max": float(high),
+    }
+    unknown = 0 if unk is None else int((ragged.flat == unk).sum())
+    return SideReport(int(lengths.sum()), unknown, summary, tuple(bars))
+
+
+def _judge(
+    name: str,
+    report: PartReport,
+    train: PartReport,
+    limits: Limits,
+    problems: list[str],
+    remarks: list[str],
+) -> None:
+    if report.empty.count:
+        line = f"{name}: {report.empty.count} records have an empty side, the first: {report.empty.first[0]}"
+        (problems if limits.empty == "error" else remarks).append(f"{line} (empty = {limits.empty!r})")
+    if report.over_long.count:
+        line = (
+            f"{name}: {report.over_long.count} records are over-long, the first: {report.over_long.first[0]}"
+        )
+        (problems if limits.over_long == "error" else remarks).append(
+            f"{line} (over_long = {limits.over_long!r})"
+        )
+    for side, tokens in report.sides.items():
+        if tokens.unknown_rate > UNKNOWN_RATE:
+            remarks.append(f"{name}: {tokens.unknown_rate:.1%} of the {side} tokens are unknown")
+    foreign = sorted(set(report.classes) - set(train.classes))
+    if foreign:
+        problems.append(f"{name}: label {foreign[0]!r} does not occur in train")
+    if report.same_records.count:
+        remarks.append(
+            f"{name}: {report.same_records.count} of {report.records} records also stand in train, the first:"
+            f" {report.same_records.first[0]}; what is measured on them is memory"
+        )
+    elif report.same_sources:
+        remarks.append(
+            f"{name}: the source of {report.same_sources} of {report.records} records also stands in train"
+        )
+
+
+def _classes(records: Records[Record]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for record in records.items:
+        if isinstance(record, Labelled):
+            counts[record.label] = counts.get(record.label, 0) + 1
+        elif isinstance(record, Tagged):
+            for tag in record.tags:
+                counts[tag] = counts.get(tag, 0) + 1
+    return dict(sorted(counts.items()))
+
+
+def _places(records: Records[Record], indices: list[int]) -> Places:
+    return Places(len(indices), tuple(records.where(i) for i in indices[:SHOWN]))
+
+
+def _sample(records: Records[Record], index: int, tokenizers: Mapping[str, Tokenizer]) -> Sample:
+    shown: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
+    for name, text in sides(records.items[index]).items():
+        text = text[:200]  # a stream is one long record
+        ids = tokenizers[name].encode(text)
+        shown[name] = text, tuple(tokenizers[name].token(i) for i in ids), tuple(ids)
+    return Sample(records.where(index), shown)
+
+
+def _part_dict(part: PartReport) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(part),
+        "sides": {
+            name: {**dataclasses.asdict(side), "unknown_rate": side.unknown_rate}
+            for name, side in part.sides.items()
+        },
+        "batches": None if part.batches is None else part.batches.to_dict(),
+    }

@@ -1,0 +1,96 @@
+"""What the readers return: one small immutable record for each line, object or document."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """A text and what it is to become."""
+
+    source: str
+    target: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Document:
+    """Plain text."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Labelled:
+    """A text and its class."""
+
+    text: str
+    label: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tagged:
+    """Words and the tag of each."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompted:
+    """A condition and the answer to it (6.33)."""
+
+    prompt: str
+    answer: str
+
+
+Record = Pair | Document | Labelled | Tagged | Prompted
+R = TypeVar("R", bound=Record, covariant=True)
+
+
+def sides(record: Record) -> dict[str, str]:
+    """The texts a record consists of, by name; words are joined by spaces."""
+    if isinstance(record, Pair):
+        return {"source": record.source, "target": record.target}
+    if isinstance(record, Prompted):
+        return {"prompt": record.prompt, "answer": record.answer}
+    if isinstance(record, Tagged):
+        return {"text": " ".join(record.words)}
+    return {"text": record.text}
+
+
+@dataclasses.dataclass(frozen=True)
+class Records(Generic[R]):
+    """The records of one part of the data, each with the place it was read from.
+
+    Attributes:
+        name: ``"train"``, ``"validation"`` or ``"test"``.
+        items: the records.
+        lines: line number of each record, from 1 (of a TMX file, the number of the unit).
+        files: where they were read from; empty for a built-in corpus.
+        dropped_empty: how many empty records were left out because the configuration says so.
+    """
+
+    name: str
+    items: Sequence[R]
+    lines: Sequence[int]
+    files: tuple[Path, ...] = ()
+    dropped_empty: int = 0
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def where(self, index: int) -> str:
+        """Where a record came from, for messages."""
+        if not self.files:
+            return f"{self.name}, record {self.lines[index]}"
+        names = " and ".join(str(file) for file in self.files)
+        return f"{names}, line {self.lines[index]}"
+
+    def select(self, indices: Sequence[int], name: str) -> Records[R]:
+        """Some of the records, under the name of another part."""
+        items = [self.items[i] for i in indices]
+        return Records(name, items, [self.lines[i] for i in indices], self.files)
