@@ -2,7 +2,7 @@
 
 from isoform.config import presets
 from isoform.config.base import Frozen, parse
-from isoform.config.difference import Difference, difference
+from isoform.config.difference import Difference, difference, difference_in_words
 from isoform.config.files import dumps, read, schema, write
 from isoform.config.model import (
     Embedding,
@@ -41,7 +41,51 @@ from isoform.config.parts import (
     TwoLayer,
     YarnScaling,
 )
+from isoform.config.words import describe
 
 __all__ = [
-    name for name in dir() if not name.startswith("_") and name not in ("base", "files", "model", "parts")
+    "ActivationName",
+    "Alibi",
+    "Attention",
+    "AttentionBias",
+    "Difference",
+    "DynamicNtkScaling",
+    "Embedding",
+    "Experts",
+    "FeedForward",
+    "Frozen",
+    "Gated",
+    "Head",
+    "Layer",
+    "Learned",
+    "LinearScaling",
+    "Llama3Scaling",
+    "ModelConfig",
+    "NoPositions",
+    "NoScaling",
+    "Norm",
+    "Pooler",
+    "PoolingHead",
+    "Projection",
+    "QKNorm",
+    "RelativeBuckets",
+    "Rotary",
+    "SequenceHead",
+    "Sinusoidal",
+    "Stack",
+    "TaggingHead",
+    "TokenHead",
+    "Transform",
+    "TwoLayer",
+    "Variant",
+    "YarnScaling",
+    "describe",
+    "difference",
+    "difference_in_words",
+    "dumps",
+    "parse",
+    "presets",
+    "read",
+    "schema",
+    "write",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +35,8 @@ def read_table(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: a folder, expected a configuration file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
     try:
         data = _loads(text, path.suffix)
     except Exception as error:  # each library has its own exception; all mean: this is not the syntax
@@ -85,31 +88,42 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to disk, then rename it into place."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        temporary.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def _loads(text: str, suffix: str) -> Any:
     if suffix == ".json":
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique)
     if suffix == ".toml":
-        try:
-            import tomllib
-        except ModuleNotFoundError:  # Python 3.10
-            import tomli as tomllib
-        return tomllib.loads(text)
-    import yaml
+        return _load_toml(text)
+    from isoform.config.yaml12 import load
 
-    return yaml.safe_load(text)
+    return load(text)
+
+
+def _load_toml(text: str) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    return tomllib.loads(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key {key!r} is written twice")
+    return dict(pairs)
 
 
 def _plain(config: Frozen) -> dict[str, Any]:

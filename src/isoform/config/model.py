@@ -2,262 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import model_validator
 
-from isoform.config.base import Frozen, Nullable
-from isoform.config.parts import (
-    ActivationName,
-    AddedPositions,
-    Attention,
-    Dropout,
-    Experts,
-    FeedForward,
-    NoPositions,
-    Norm,
-    RelativeBuckets,
-    Rotary,
-)
+from isoform.config.base import Count, Flag, Frozen, Nullable
+from isoform.config.embedding import Embedding, Projection
+from isoform.config.heads import Head, Pooler, PoolingHead, SequenceHead, TaggingHead, TokenHead, Transform
+from isoform.config.parts import Experts, Norm, Rotary
+from isoform.config.stack import Layer, Stack, Variant
 
-
-class Layer(Frozen):
-    """One layer: sublayers, and how they join the residual stream (6.20–6.31).
-
-    ``placement``: "post" N(x + F(x)); "pre" x + F(N(x)); "sandwich" x + N(F(N(x))); "res_post" x + N(F(x)).
-    ``residual``: "sequential"; "parallel" x + A(N1 x) + F(N2 x); "parallel_shared_norm" x + A(N x) + F(N x).
-    ``residual_source``: "input" adds to the stream itself, "normalised" to N(x) (pre placement only).
-    ``residual_scale`` multiplies every increment (R11). ``memory_norm`` normalises the memory again before
-    cross-attention; absent in (6.30).
-    """
-
-    placement: Literal["post", "pre", "sandwich", "res_post"]
-    residual: Literal["sequential", "parallel", "parallel_shared_norm"]
-    residual_source: Literal["input", "normalised"] = "input"
-    residual_scale: PositiveFloat = 1.0
-    norm: Norm
-    attention: Attention
-    cross_attention: Attention | None = None
-    memory_norm: Norm | None = None
-    feed_forward: FeedForward
-    residual_dropout: Dropout = 0.0
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Layer:
-        if self.residual != "sequential" and self.placement != "pre":
-            raise ValueError(
-                f"residual {self.residual!r} is defined for placement 'pre', not {self.placement!r}"
-            )
-        if self.residual != "sequential" and self.cross_attention is not None:
-            raise ValueError(f"residual {self.residual!r} has no place for cross_attention")
-        if self.residual_source == "normalised" and (
-            self.placement != "pre" or self.residual != "sequential"
-        ):
-            raise ValueError("residual_source 'normalised' needs placement 'pre' and residual 'sequential'")
-        if self.memory_norm is not None and self.cross_attention is None:
-            raise ValueError("memory_norm is set but there is no cross_attention")
-        if self.cross_attention is not None:
-            if not isinstance(self.cross_attention.positions, NoPositions):
-                raise ValueError(
-                    "cross_attention.positions must be 'none': source and target count separately"
-                )
-            if self.cross_attention.window is not None:
-                raise ValueError("cross_attention.window must be unset: it has no triangle to cut (R21)")
-        return self
-
-
-class Variant(Frozen):
-    """Layers that differ from `Stack.layer`: those listed use these parts instead."""
-
-    layers: tuple[int, ...]
-    attention: Attention | None = None
-    feed_forward: FeedForward | None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Variant:
-        if self.attention is None and self.feed_forward is None:
-            raise ValueError("a variant must set attention or feed_forward")
-        return self
-
-
-class Stack(Frozen):
-    """``n_layers`` layers under one visibility, and the norm at the end.
-
-    ``final_norm`` must be written, also when it is null (R15). ``layer_sharing[i]`` names the layer whose
-    parameters layer i uses; null: every layer has its own (R20).
-    """
-
-    n_layers: PositiveInt
-    visibility: Literal["bidirectional", "causal", "prefix"]
-    layer: Layer
-    variants: tuple[Variant, ...] = ()
-    final_norm: Nullable[Norm]
-    layer_sharing: tuple[int, ...] | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Stack:
-        seen: set[tuple[int, str]] = set()
-        for variant in self.variants:
-            for index in variant.layers:
-                if not 0 <= index < self.n_layers:
-                    raise ValueError(
-                        f"variants name layer {index}, the stack has layers 0 to {self.n_layers - 1}"
-                    )
-                for part in ("attention", "feed_forward"):
-                    if getattr(variant, part) is not None:
-                        if (index, part) in seen:
-                            raise ValueError(f"two variants set {part} of layer {index}")
-                        seen.add((index, part))
-        if self.layer_sharing is not None:
-            if len(self.layer_sharing) != self.n_layers:
-                raise ValueError(
-                    f"layer_sharing has {len(self.layer_sharing)} entries for {self.n_layers} layers"
-                )
-            for i, j in enumerate(self.layer_sharing):
-                if not (0 <= j <= i and self.layer_sharing[j] == j):
-                    raise ValueError(
-                        f"layer_sharing[{i}] = {j}: must name an earlier layer that has its own parameters"
-                    )
-        tables = {
-            layer.attention.positions
-            for layer in self.layers()
-            if isinstance(layer.attention.positions, RelativeBuckets)
-        }
-        heads = {
-            l.attention.n_heads for l in self.layers() if isinstance(l.attention.positions, RelativeBuckets)
-        }
-        if len(tables) > 1 or len(heads) > 1:
-            raise ValueError(
-                "relative_buckets: one table serves the whole stack, so its settings and heads must agree"
-            )
-        return self
-
-    def layer_at(self, index: int) -> Layer:
-        """The configuration of one layer, variants applied."""
-        parts = {
-            part: value
-            for variant in self.variants
-            if index in variant.layers
-            for part in ("attention", "feed_forward")
-            if (value := getattr(variant, part)) is not None
-        }
-        return self.layer.model_copy(update=parts) if parts else self.layer
-
-    def layers(self) -> tuple[Layer, ...]:
-        """All layers, first to last."""
-        return tuple(self.layer_at(i) for i in range(self.n_layers))
-
-    def owner(self, index: int) -> int:
-        """The layer whose parameters layer ``index`` uses."""
-        return index if self.layer_sharing is None else self.layer_sharing[index]
-
-
-class Projection(Frozen):
-    """From the table's width to d_model, before the positions are added or after the embedding norm."""
-
-    place: Literal["before_positions", "after_norm"]
-    bias: bool
-
-
-class Embedding(Frozen):
-    """From token ids to the first hidden state.
-
-    ``vocabulary`` names the token ids the rows stand for: two tables may be shared only when they name the
-    same one, which is more than having the same size (R27). ``width`` is the table's; where it differs from
-    d_model a ``projection`` says where it is brought there. Order: lookup × scale → [projection] + positions
-    + token types → norm → [projection] → dropout.
-    """
-
-    vocabulary: str
-    vocab_size: PositiveInt
-    width: PositiveInt
-    projection: Projection | None = None
-    scale: PositiveFloat | Literal["sqrt_d_model"] = 1.0
-    positions: AddedPositions
-    n_token_types: int = Field(default=0, ge=0)
-    norm: Norm | None = None
-    dropout: Dropout = 0.0
-
-
-class Transform(Frozen):
-    """A layer in front of the output matrix: norm(activation(x W + b)), to the table's width."""
-
-    activation: ActivationName
-    bias: bool
-    norm: Nullable[Norm]
-
-
-class TokenHead(Frozen):
-    """Scores over the vocabulary: (transform(h) · scale) Eᵀ + b, then c·tanh(z/c) with ``softcap`` c.
-
-    ``tied`` shares E with the embedding of the same stream (6.36).
-    """
-
-    kind: Literal["tokens"] = "tokens"
-    tied: bool
-    bias: bool
-    transform: Transform | None = None
-    scale: PositiveFloat | Literal["inverse_sqrt_d_model"] = 1.0
-    softcap: PositiveFloat | None = None
-
-
-class Pooler(Frozen):
-    """A dense layer d_model → d_model with an activation."""
-
-    activation: ActivationName
-    bias: bool
-
-
-class SequenceHead(Frozen):
-    """One decision a sequence: pool, an optional dense layer, dropout, scores over the labels."""
-
-    kind: Literal["sequence_labels"] = "sequence_labels"
-    n_labels: PositiveInt
-    pooling: Literal["mean", "first", "last"]
-    pooler: Nullable[Pooler]
-    bias: bool
-    dropout: Dropout = 0.0
-
-
-class TaggingHead(Frozen):
-    """One decision a token: an optional dense layer, dropout, scores over the labels."""
-
-    kind: Literal["token_labels"] = "token_labels"
-    n_labels: PositiveInt
-    dense: Pooler | None = None
-    bias: bool
-    dropout: Dropout = 0.0
-
-
-class PoolingHead(Frozen):
-    """One vector a sequence; ``normalise`` divides by its Euclidean norm."""
-
-    kind: Literal["pooled"] = "pooled"
-    pooling: Literal["mean", "first", "last"]
-    pooler: Nullable[Pooler]
-    normalise: bool
-
-
-Head = Annotated[TokenHead | SequenceHead | TaggingHead | PoolingHead, Field(discriminator="kind")]
+__all__ = [
+    "Embedding",
+    "Head",
+    "Layer",
+    "ModelConfig",
+    "Pooler",
+    "PoolingHead",
+    "Projection",
+    "SequenceHead",
+    "Stack",
+    "TaggingHead",
+    "TokenHead",
+    "Transform",
+    "Variant",
+]
 
 
 class ModelConfig(Frozen):
     """A whole network.
 
     Encoder only: ``encoder`` set. Decoder only (causal or prefix): ``decoder`` set, its layers without
-    cross-attention. Encoder–decoder: both set, decoder layers with cross-attention, ``source`` set.
-    ``embedding`` belongs to the only stream, or to the target. ``tie_source`` shares the source table with
-    the target's (R27); positions, norms and scales stay each stream's own.
+    cross-attention. Encoder–decoder: both set, decoder layers with cross-attention, ``source`` set (R18).
     """
 
     format: Literal[1] = 1
-    d_model: PositiveInt
+    """Version of this format."""
+    d_model: Count
+    """Width of the residual stream."""
     embedding: Embedding
+    """The embedding of the only stream, or of the target."""
     source: Embedding | None = None
-    tie_source: bool = False
+    """The embedding of the source; set exactly when there is an encoder and a decoder."""
+    tie_source: Flag = False
+    """Whether the source shares the target's table (R27). All else stays each stream's own."""
     encoder: Stack | None = None
+    """The encoder's layers."""
     decoder: Stack | None = None
+    """The decoder's layers."""
     head: Nullable[Head]
+    """What is read off the last states; must be written, also when there is none."""
+    zero_eps: Flag = False
+    """Allows norms with eps 0, undefined on constant vectors; only for the hand-worked example (R5)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -284,13 +81,28 @@ class ModelConfig(Frozen):
         if both and self.decoder is not None and self.decoder.visibility == "bidirectional":
             raise ValueError("decoder.visibility 'bidirectional' would let a target read itself")
         for name, table in (("embedding", self.embedding), ("source", self.source)):
-            if table is not None and (table.width != self.d_model) != (table.projection is not None):
-                raise ValueError(
-                    f"{name}.width {table.width} and d_model {self.d_model}: a projection is needed exactly when they differ"
-                )
+            if table is not None:
+                self._check_table(name, table)
         self._check_source()
         self._check_head(both)
+        self._check_eps()
         return self
+
+    def _check_eps(self) -> None:
+        for path, norm in _norms(self):
+            if norm.eps == 0 and not self.zero_eps:
+                raise ValueError(
+                    f"{path}.eps is 0, which has no value on constant vectors; expected eps > 0 (R5)"
+                )
+
+    def _check_table(self, name: str, table: Embedding) -> None:
+        if table.width != self.d_model and table.projection is None:
+            raise ValueError(
+                f"{name}.width {table.width} differs from d_model {self.d_model}: a projection is needed"
+            )
+        positions, width = table.positions, table.inner_width(self.d_model)
+        if positions.kind == "sinusoidal" and positions.spacing == "half_width_minus_one" and width < 4:
+            raise ValueError(f"{name}.positions: half_width_minus_one needs at least 4 channels, not {width}")
 
     def _check_source(self) -> None:
         if not self.tie_source:
@@ -312,10 +124,9 @@ class ModelConfig(Frozen):
         if isinstance(head, TokenHead):
             if head.tied and head.transform is None and self.embedding.width != self.d_model:
                 raise ValueError(
-                    f"a tied head needs a transform from d_model {self.d_model} to embedding.width {self.embedding.width}"
+                    f"a tied head needs a transform from d_model {self.d_model} "
+                    f"to embedding.width {self.embedding.width}"
                 )
-            if both and self.decoder is None:
-                raise ValueError("a token head needs a decoder")
         elif head is not None and both:
             raise ValueError(f"head {head.kind!r} is for a single stack, not for an encoder–decoder")
 
@@ -347,5 +158,18 @@ class ModelConfig(Frozen):
     def rotaries(self) -> tuple[Rotary, ...]:
         """Every distinct rotary setting in use."""
         stacks = [s for s in (self.encoder, self.decoder) if s is not None]
-        found = [l.attention.positions for s in stacks for l in s.layers()]
+        found = [layer.attention.positions for s in stacks for layer in s.layers()]
         return tuple(dict.fromkeys(p for p in found if isinstance(p, Rotary)))
+
+
+def _norms(part: Frozen, path: str = "") -> Iterator[tuple[str, Norm]]:
+    """Every norm of a configuration, with the dotted path to it."""
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        items = enumerate(value) if isinstance(value, tuple) else [(None, value)]
+        for index, item in items:
+            where = f"{path}{name}" if index is None else f"{path}{name}.{index}"
+            if isinstance(item, Norm):
+                yield where, item
+            elif isinstance(item, Frozen):
+                yield from _norms(item, f"{where}.")

@@ -1,4 +1,4 @@
-"""The parts a layer is configured from: normalisation, positions, attention, feed-forward.
+"""The parts a layer is configured from: normalisation, attention, feed-forward.
 
 A field has a default only where the default is the *absence* of an operation (no cap, no window, no
 dropout, scale one). Whatever chooses between two functions of the same shape has to be written.
@@ -8,9 +8,52 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from isoform.config.base import Frozen
+from isoform.config.base import Count, Dropout, Flag, Frozen, NonNegative, Positive
+from isoform.config.positions import (
+    AddedPositions,
+    Alibi,
+    AttentionPositions,
+    DynamicNtkScaling,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    NoPositions,
+    NoScaling,
+    RelativeBuckets,
+    Rotary,
+    RotaryScaling,
+    Sinusoidal,
+    YarnScaling,
+)
+
+__all__ = [
+    "ActivationName",
+    "AddedPositions",
+    "Alibi",
+    "Attention",
+    "AttentionBias",
+    "AttentionPositions",
+    "Dropout",
+    "DynamicNtkScaling",
+    "Experts",
+    "FeedForward",
+    "Gated",
+    "Learned",
+    "LinearScaling",
+    "Llama3Scaling",
+    "NoPositions",
+    "NoScaling",
+    "Norm",
+    "QKNorm",
+    "RelativeBuckets",
+    "Rotary",
+    "RotaryScaling",
+    "Sinusoidal",
+    "TwoLayer",
+    "YarnScaling",
+]
 
 ActivationName = Literal[
     "identity",
@@ -27,23 +70,40 @@ ActivationName = Literal[
     "softplus",
     "mish",
 ]
-Dropout = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _zero_or_one(value: float) -> float:
+    if value not in (0.0, 1.0):
+        raise ValueError(f"{value:g} is not one of 0.0, 1.0")
+    return value
+
+
+# `Literal` does not take floats.
+GainOffset = Annotated[
+    float,
+    Field(strict=True),
+    AfterValidator(_zero_or_one),
+    WithJsonSchema({"type": "number", "enum": [0.0, 1.0]}),
+]
 
 
 class Norm(Frozen):
-    """A normalisation over the feature axis (6.13–6.14, 6.18).
-
-    ``gain_offset`` 1.0 multiplies by (1 + w) instead of w. ``gain_after_cast`` says what happens in half
-    precision: the normalised value is rounded to the input's dtype before the gain multiplies it (Llama)
-    or after (Gemma); in float32 and float64 the two are the same function.
-    """
+    """A normalisation over the feature axis (6.13–6.14, 6.18)."""
 
     kind: Literal["layer", "rms"]
-    eps: NonNegativeFloat
-    gain: bool = True
-    bias: bool
-    gain_offset: Literal[0.0, 1.0] = 0.0
-    gain_after_cast: bool = False
+    """LayerNorm subtracts the mean and divides by the standard deviation; RMSNorm divides by the root mean
+    square."""
+    eps: NonNegative
+    """Added inside the root. Zero is for the hand-worked example only (R5)."""
+    gain: Flag = True
+    """Whether a trained gain multiplies the result."""
+    bias: Flag
+    """Whether a trained bias is added; LayerNorm only."""
+    gain_offset: GainOffset = 0.0
+    """1.0 multiplies by 1 + w instead of w (Gemma)."""
+    gain_after_cast: Flag = False
+    """In half precision, the normalised value is rounded to the input's dtype before the gain multiplies it
+    (false: Llama, T5) or after (true: Gemma, OLMo 2). In float32 and float64 they are the same function."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Norm:
@@ -54,191 +114,55 @@ class Norm(Frozen):
         return self
 
 
-# --- positions added to the embedding ---------------------------------------------------------------------
-
-
-class NoPositions(Frozen):
-    """Nothing is added."""
-
-    kind: Literal["none"] = "none"
-
-
-class Sinusoidal(Frozen):
-    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5), with every disputed choice written out.
-
-    ``layout``: "interleaved" puts sin and cos of one frequency next to each other, "concatenated" puts all
-    sines before all cosines. ``spacing``: frequencies are base^(-i/(d/2)) for "half_width" and
-    base^(-i/(d/2 - 1)) for "half_width_minus_one" (tensor2tensor, fairseq). ``offset`` is the number of the
-    first position. ``precision`` is what the angles are computed in: "float64_to_float32" rounds the table.
-    """
-
-    kind: Literal["sinusoidal"] = "sinusoidal"
-    layout: Literal["interleaved", "concatenated"]
-    spacing: Literal["half_width", "half_width_minus_one"]
-    offset: NonNegativeInt
-    base: PositiveFloat
-    precision: Literal["float32", "float64", "float64_to_float32"]
-
-
-class Learned(Frozen):
-    """A trained table. It has ``max_positions + offset`` rows; position p reads row p + offset."""
-
-    kind: Literal["learned"] = "learned"
-    max_positions: PositiveInt
-    offset: NonNegativeInt
-
-
-AddedPositions = Annotated[NoPositions | Sinusoidal | Learned, Field(discriminator="kind")]
-
-
-# --- positions inside attention ---------------------------------------------------------------------------
-
-
-class NoScaling(Frozen):
-    """The frequencies as they are."""
-
-    kind: Literal["none"] = "none"
-
-
-class LinearScaling(Frozen):
-    """Positions divided by ``factor`` (Chen et al. 2023, position interpolation)."""
-
-    kind: Literal["linear"] = "linear"
-    factor: PositiveFloat
-
-
-class DynamicNtkScaling(Frozen):
-    """theta grows with the sequence once it is longer than ``original_length`` (dynamic NTK).
-
-    The length is each row's own, so that a row's result does not depend on the batch it is in.
-    """
-
-    kind: Literal["dynamic_ntk"] = "dynamic_ntk"
-    factor: PositiveFloat
-    original_length: PositiveInt
-
-
-class Llama3Scaling(Frozen):
-    """Low frequencies divided by ``factor``, high ones kept, smooth between (Llama 3.1)."""
-
-    kind: Literal["llama3"] = "llama3"
-    factor: PositiveFloat
-    low_frequency_factor: PositiveFloat
-    high_frequency_factor: PositiveFloat
-    original_length: PositiveInt
-
-
-class YarnScaling(Frozen):
-    """NTK by parts with a temperature on the rotated vectors (Peng et al. 2023)."""
-
-    kind: Literal["yarn"] = "yarn"
-    factor: PositiveFloat
-    original_length: PositiveInt
-    beta_fast: PositiveFloat
-    beta_slow: PositiveFloat
-    attention_factor: PositiveFloat
-    truncate: bool
-
-
-RotaryScaling = Annotated[
-    NoScaling | LinearScaling | DynamicNtkScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")
-]
-
-
-class Rotary(Frozen):
-    """Rotary embedding of queries and keys (Su et al. 2021).
-
-    ``layout``: "half" pairs channel i with i + width/2 (NeoX, Llama in Hugging Face), "interleaved" pairs 2i
-    with 2i + 1 (the paper, GPT-J, llama2.c). Only the first ``width`` channels of a head rotate.
-    ``precision`` is what angles, sines and cosines are computed in.
-    """
-
-    kind: Literal["rotary"] = "rotary"
-    layout: Literal["half", "interleaved"]
-    theta: PositiveFloat
-    width: PositiveInt
-    scaling: RotaryScaling = NoScaling()
-    precision: Literal["float32", "float64"]
-
-    @model_validator(mode="after")
-    def _even(self) -> Rotary:
-        if self.width % 2:
-            raise ValueError(f"rotary width {self.width} must be even: channels rotate in pairs")
-        return self
-
-
-class Alibi(Frozen):
-    """-slope·|i - j| added to the scores (Press et al. 2021); slopes for any number of heads as in the paper.
-
-    ``factor`` multiplies the bias; it is 1/sqrt(head width) where the bias is added before scaling.
-    """
-
-    kind: Literal["alibi"] = "alibi"
-    factor: PositiveFloat = 1.0
-
-
-class RelativeBuckets(Frozen):
-    """A learned bias per head and distance bucket (Raffel et al. 2020), one table for the whole stack.
-
-    ``bidirectional`` halves the buckets between past and future.
-    """
-
-    kind: Literal["relative_buckets"] = "relative_buckets"
-    n_buckets: PositiveInt
-    max_distance: PositiveInt
-    bidirectional: bool
-
-    @model_validator(mode="after")
-    def _enough(self) -> RelativeBuckets:
-        exact = (self.n_buckets // 2 if self.bidirectional else self.n_buckets) // 2
-        if exact < 1 or self.max_distance <= exact:
-            raise ValueError(
-                f"relative_buckets: max_distance {self.max_distance} must exceed the {exact} exact buckets, and be ≥ 1"
-            )
-        return self
-
-
-AttentionPositions = Annotated[NoPositions | Rotary | Alibi | RelativeBuckets, Field(discriminator="kind")]
-
-
-# --- attention --------------------------------------------------------------------------------------------
-
-
 class AttentionBias(Frozen):
     """Which of the four projections have a bias."""
 
-    query: bool
-    key: bool
-    value: bool
-    output: bool
+    query: Flag
+    """Bias of the query projection."""
+    key: Flag
+    """Bias of the key projection."""
+    value: Flag
+    """Bias of the value projection."""
+    output: Flag
+    """Bias of the output projection."""
 
 
 class QKNorm(Frozen):
-    """Normalisation of queries and keys: per head, or over the whole projection; before or after rotation."""
+    """Normalisation of queries and keys (R42)."""
 
     norm: Norm
+    """The norm; queries and keys have a gain each."""
     axis: Literal["head", "projection"]
+    """Head: over the channels of each head, one gain for all heads (Qwen 3, Gemma 3, Phi). Projection: over
+    all heads together (OLMo 2)."""
     order: Literal["before_rotation", "after_rotation"]
+    """Whether it comes before or after the rotary embedding."""
 
 
 class Attention(Frozen):
-    """Multi-head, grouped-query or multi-query attention (6.1–6.2, R42).
+    """Multi-head, grouped-query or multi-query attention (6.1–6.2, R42)."""
 
-    ``scale`` multiplies the scores: a number, or "inverse_sqrt_head_width". ``window`` is how many
-    positions a query reads, itself included: i - window < j ≤ i, and both sides |i - j| < window where the
-    visibility is bidirectional. ``softcap`` c replaces scores by c·tanh(scores/c), before the mask.
-    """
-
-    n_heads: PositiveInt
-    n_kv_heads: PositiveInt
-    head_width: PositiveInt
-    scale: PositiveFloat | Literal["inverse_sqrt_head_width"]
+    n_heads: Count
+    """Query heads."""
+    n_kv_heads: Count
+    """Key/value heads; each serves n_heads / n_kv_heads query heads in a row."""
+    head_width: Count
+    """Channels of one head; n_heads · head_width need not be d_model (R3)."""
+    scale: Positive | Literal["inverse_sqrt_head_width"]
+    """Multiplies the scores: a number, or inverse_sqrt_head_width for 1/sqrt(head_width)."""
     bias: AttentionBias
+    """Which projections have a bias."""
     positions: AttentionPositions
+    """What attention knows of the positions."""
     qk_norm: QKNorm | None = None
-    softcap: PositiveFloat | None = None
-    window: PositiveInt | None = None
+    """Normalisation of queries and keys."""
+    softcap: Positive | None = None
+    """c replaces scores by c·tanh(scores/c), before the mask (Gemma 2)."""
+    window: Count | None = None
+    """How many positions a query reads, itself included: i - window < j ≤ i, and both sides
+    |i - j| < window where the visibility is bidirectional."""
     dropout: Dropout = 0.0
+    """Share of attention weights dropped in training."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Attention:
@@ -254,47 +178,53 @@ class Attention(Frozen):
         return self.head_width**-0.5 if self.scale == "inverse_sqrt_head_width" else float(self.scale)
 
 
-# --- feed-forward -----------------------------------------------------------------------------------------
-
-
 class TwoLayer(Frozen):
-    """phi(x W1 + b1) W2 + b2 (6.3)."""
+    """A feed-forward network phi(x W1 + b1) W2 + b2 (6.3)."""
 
     kind: Literal["two_layer"] = "two_layer"
-    width: PositiveInt
+    width: Count
+    """Hidden units f; free, not 4·d_model."""
     activation: ActivationName
-    bias_up: bool
-    bias_down: bool
+    """phi. gelu is the exact one (6.6), gelu_tanh its approximation (6.8), quick_gelu x·sigmoid(1.702 x)."""
+    bias_up: Flag
+    """Whether b1 is there."""
+    bias_down: Flag
+    """Whether b2 is there."""
     dropout: Dropout = 0.0
+    """Share of hidden units dropped in training."""
 
 
 class Gated(Frozen):
-    """[g(x Wg) * (x Wu)] Wd (6.9). ``activation`` is g, on the gate branch only: sigmoid is GLU, gelu or
-    gelu_tanh GEGLU, silu SwiGLU, relu ReGLU, identity the bilinear form."""
+    """A gated feed-forward network [g(x Wg + bg) * (x Wu + bu)] Wd + bd (6.9)."""
 
     kind: Literal["gated"] = "gated"
-    width: PositiveInt
+    width: Count
+    """Hidden units."""
     activation: ActivationName
-    bias_gate: bool
-    bias_up: bool
-    bias_down: bool
+    """g, on the gate branch only: sigmoid is GLU, gelu or gelu_tanh GEGLU, silu SwiGLU, relu ReGLU, identity
+    the bilinear form."""
+    bias_gate: Flag
+    """Whether bg is there."""
+    bias_up: Flag
+    """Whether bu is there."""
+    bias_down: Flag
+    """Whether bd is there."""
     dropout: Dropout = 0.0
+    """Share of hidden units, gate applied, dropped in training."""
 
 
 class Experts(Frozen):
-    """A router that sends each token to the ``top_k`` of ``n_experts`` feed-forward networks.
-
-    ``router_order`` names how the k weights come about: "softmax_then_top_k" (sum below one),
-    "softmax_then_top_k_renormalised" and "top_k_then_softmax" (the same function, sum one),
-    "sigmoid_then_top_k", "sigmoid_then_top_k_renormalised". ``router_scale`` multiplies the weights.
-    ``load_balance`` is the coefficient of the auxiliary loss in training (Fedus et al. 2021).
-    """
+    """A router that sends each token to the ``top_k`` of ``n_experts`` feed-forward networks."""
 
     kind: Literal["experts"] = "experts"
-    n_experts: PositiveInt
-    top_k: PositiveInt
+    n_experts: Count
+    """How many feed-forward networks there are."""
+    top_k: Count
+    """How many of them a token is sent to."""
     expert: Annotated[TwoLayer | Gated, Field(discriminator="kind")]
-    router_bias: bool
+    """Each of the networks; they share their shape, not their parameters."""
+    router_bias: Flag
+    """Whether the router's scores have a bias."""
     router_order: Literal[
         "softmax_then_top_k",
         "softmax_then_top_k_renormalised",
@@ -302,8 +232,13 @@ class Experts(Frozen):
         "sigmoid_then_top_k",
         "sigmoid_then_top_k_renormalised",
     ]
-    router_scale: PositiveFloat = 1.0
-    load_balance: NonNegativeFloat = 0.0
+    """How the top_k weights come about: softmax_then_top_k leaves a sum below one;
+    softmax_then_top_k_renormalised and top_k_then_softmax are one function, with sum one; the sigmoid forms
+    score every expert on its own."""
+    router_scale: Positive = 1.0
+    """Multiplies the weights."""
+    load_balance: NonNegative = 0.0
+    """Coefficient of the auxiliary load-balancing loss in training (Fedus et al. 2021)."""
 
     @model_validator(mode="after")
     def _enough(self) -> Experts:

@@ -21,7 +21,7 @@ class Protocol(Frozen):
     Args:
         pad_id: fills ragged batches; never an id that means something (in particular not EOS).
         eos_ids: ids that end an output; they are not part of the text.
-        start: ids that the decoder begins with: the start token of an encoder–decoder, or BOS before a prompt.
+        start: ids that the decoder begins with: an encoder–decoder's start token, or BOS before a prompt.
         end_supervised: whether training targets end in ``eos_ids[0]`` (Algorithm 6.1).
         source_prefix: ids put before a source text (an encoder's input included).
         source_suffix: ids put after it.
