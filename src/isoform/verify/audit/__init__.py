@@ -1,0 +1,101 @@
+"""Does one model keep its promises? Every check says what it shows and what it does not (R41)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from isoform.errors import ConfigError, IsoformError, did_you_mean
+from isoform.verify.audit.cached import Step, check_cache
+from isoform.verify.audit.causality import Promise, check_causality
+from isoform.verify.audit.isolation import (
+    check_batch_independence,
+    check_cross_padding,
+    check_documents,
+    check_padding,
+    check_prefix,
+    check_window,
+)
+from isoform.verify.audit.losses import check_loss_average, check_loss_shift
+from isoform.verify.audit.modes import (
+    check_eval_determinism,
+    check_masked_rows,
+    check_normalisation,
+    check_paths,
+    check_train_dropout,
+)
+from isoform.verify.audit.report import NAMES, AuditReport, Check
+from isoform.verify.audit.weights import check_reload, check_ties
+from isoform.verify.noise import in_double
+from isoform.verify.subject import Inputs, Subject, mode
+
+__all__ = ["NAMES", "AuditReport", "Check", "audit"]
+
+
+def audit(
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    promise: Promise | None = None,
+    step: Step | None = None,
+    checks: Sequence[str] | None = None,
+    compiled: bool = False,
+    seed: int = 0,
+) -> AuditReport:
+    """Check one model against what it promises.
+
+    Args:
+        module: any `torch.nn.Module`; its weights, mode and gradients are left as they were.
+        inputs: keyword arguments of ``forward`` as a dict, positional ones as a tuple, or a single tensor.
+        promise: "causal", "prefix" or "bidirectional"; None reads it off the module, and leaves causality
+            unchecked where nothing says what is meant.
+        step: a function (ids ``[B, 1]``, state) → (logits, state), for models with a cache of their own.
+        checks: names of the checks to run; None: all.
+        compiled: also compare with `torch.compile`, which takes its time.
+        seed: of the contents that are exchanged.
+
+    Returns:
+        A report with one `Check` for each name; ``passed`` is None for what could not be run, with the reason.
+
+    Raises:
+        ConfigError: an unknown check.
+        ShapeError: inputs in which nothing looks like a sequence.
+    """
+    for name in checks or ():
+        if name not in NAMES:
+            raise ConfigError(f"audit: no check is called {name!r}{did_you_mean(name, NAMES)}")
+    with mode(module, training=False):
+        subject = Subject(module, inputs)
+        wide_module, wide_inputs = in_double(module, subject.kwargs)
+        wide = Subject(wide_module.eval(), wide_inputs)
+        runs: dict[str, Callable[[], Check]] = {
+            "causality": lambda: check_causality(wide, promise, seed=seed),
+            "prefix": lambda: check_prefix(wide, promise, seed=seed),
+            "padding-left": lambda: check_padding(wide, "left", seed=seed),
+            "padding-right": lambda: check_padding(wide, "right", seed=seed),
+            "documents": lambda: check_documents(wide, seed=seed),
+            "window": lambda: check_window(wide, seed=seed),
+            "cross-padding": lambda: check_cross_padding(wide, seed=seed),
+            "batch-independence": lambda: check_batch_independence(wide),
+            "cache": lambda: check_cache(subject if step is not None else wide, step),
+            "eval-determinism": lambda: check_eval_determinism(subject),
+            "train-dropout": lambda: check_train_dropout(subject),
+            "paths": lambda: check_paths(subject, compiled=compiled),
+            "masked-rows": lambda: check_masked_rows(subject),
+            "normalisation": lambda: check_normalisation(Subject(copy.deepcopy(module), subject.kwargs)),
+            "ties": lambda: check_ties(subject),
+            "reload": lambda: check_reload(subject),
+            "loss-shift": lambda: check_loss_shift(subject),
+            "loss-average": lambda: check_loss_average(subject),
+        }
+        results = tuple(_run(name, runs[name]) for name in NAMES if checks is None or name in checks)
+    return AuditReport(type(module).__name__, results)
+
+
+def _run(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except (IsoformError, RuntimeError, ValueError, TypeError, IndexError) as error:
+        return Check(name, None, f"it could not be run on this model: {' '.join(str(error).split())[:160]}")

@@ -1,0 +1,129 @@
+"""Does reading a sequence step by step through a cache give what one full pass gives? (R32)"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoform.tokens import Tokens
+from isoform.verify.audit.report import Check
+from isoform.verify.noise import tolerance
+from isoform.verify.subject import Subject, main_tensor
+
+# A user's step: ids [B, 1] and whatever the last call returned → logits [B, 1, V] and the new state.
+Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
+
+
+def check_cache(subject: Subject, step: Step | None = None) -> Check:
+    """Step logits equal the full pass's at every position, and each position is named where they do not."""
+    name, module = "cache", subject.module
+    from isoform.nn import Transformer
+
+    ids = subject.content(subject.target)
+    if ids.is_floating_point():
+        return Check(name, None, "the input is not token ids")
+    try:
+        if step is not None:
+            stepped, full, real, how = *_by_function(subject, step), "the given step function"
+        elif isinstance(module, Transformer):
+            if module.decoder is None:
+                return Check(name, None, "an encoder has no cached steps")
+            stepped, full, real, how = *_by_isoform(subject), "isoform's cache"
+        elif "past_key_values" in inspect.signature(module.forward).parameters and _caches(module):
+            stepped, full, real, how = *_by_past(subject), "past_key_values"
+        else:
+            return Check(name, None, "it takes no past_key_values and no step function was given")
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        return Check(name, None, f"it cannot be stepped: {' '.join(str(error).split())[:140]}")
+    gap = (stepped - full).abs().flatten(2).amax(-1).masked_fill(~real, 0.0)
+    size, limit = float(gap.max()), 4 * tolerance(full)
+    evidence = {"largest_difference": size, "tolerance": limit, "positions": int(real.sum()), "by": how}
+    if size > limit:
+        row = int(gap.amax(1).argmax())
+        place = int((gap[row] > limit).nonzero()[0])
+        first = f"position {place} of row {row} is the first to differ from the full pass"
+        statement = f"by {how}, {first}: {float(gap[row, place]):.3g}"
+        return Check(name, False, statement, {**evidence, "row": row, "position": place})
+    return Check(
+        name,
+        True,
+        f"by {how}, every step equals the full pass within {size:.2g}",
+        evidence,
+        "that positions, masks and cached contents advance together",
+        "beam reordering and lengths beyond this input",
+    )
+
+
+def _caches(module: Any) -> bool:
+    config = getattr(module, "config", None)
+    encoder_only = getattr(config, "is_decoder", None) is False and not getattr(
+        config, "is_encoder_decoder", False
+    )
+    architectures = type(module).__name__
+    return not encoder_only or "CausalLM" in architectures or "LMHead" in architectures
+
+
+def _by_isoform(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
+    from isoform.nn import Cache, Transformer
+
+    model = subject.module
+    assert isinstance(model, Transformer)
+    tokens: Tokens = subject.kwargs[subject.target.name].padded("right")
+    source = subject.kwargs.get(subject.source.name) if subject.source else None
+    real = tokens.real_or_ones()
+    with torch.no_grad():
+        full = subject.run({**subject.kwargs, subject.target.name: tokens}).output
+        dtype = next(model.parameters()).dtype
+        cache = Cache.allocate(model.config, tokens.batch, tokens.length, dtype=dtype, device=tokens.device)
+        if source is not None:
+            model.remember(cache, model.encode(source))
+        prompt = 1 if tokens.prefix is None else int(tokens.prefix.max())
+        head = Tokens(tokens.ids[:, :prompt], real[:, :prompt], prefix=tokens.prefix)
+        states = [model.hidden(head, cache=cache)]
+        for t in range(prompt, tokens.length):
+            states.append(model.hidden(Tokens(tokens.ids[:, t : t + 1], real[:, t : t + 1]), cache=cache))
+        hidden = torch.cat(states, 1)
+        stepped = hidden if model.head is None else model.head(hidden)
+    return stepped, full, real
+
+
+def _by_past(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
+    module: Any = subject.module
+    name = subject.target.name
+    ids, real = subject.content(subject.target), subject.real(subject.target)
+    full = subject.run().output
+    fixed = {
+        k: v for k, v in subject.kwargs.items() if k not in (name, "position_ids", "labels", "cache_position")
+    }
+    mask_name = subject.target.mask if subject.target.mask in fixed else None
+    steps: list[Tensor] = []
+    past: Any = None
+    with torch.no_grad():
+        for t in range(ids.shape[1]):
+            inputs = {**fixed, name: ids[:, t : t + 1], "past_key_values": past, "use_cache": True}
+            if mask_name is not None:
+                inputs[mask_name] = fixed[mask_name][:, : t + 1]
+            if "position_ids" in subject.kwargs:
+                inputs["position_ids"] = subject.kwargs["position_ids"][:, t : t + 1]
+            if "token_type_ids" in fixed:
+                inputs["token_type_ids"] = fixed["token_type_ids"][:, t : t + 1]
+            result = module(**inputs)
+            past = result.past_key_values
+            steps.append(main_tensor(result))
+    return torch.cat(steps, 1), full, real
+
+
+def _by_function(subject: Subject, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    ids, real = subject.content(subject.target), subject.real(subject.target)
+    full = subject.run().output
+    state: Any = None
+    steps: list[Tensor] = []
+    with torch.no_grad():
+        for t in range(ids.shape[1]):
+            logits, state = step(ids[:, t : t + 1], state)
+            steps.append(logits if logits.dim() == 3 else logits[:, None])
+    return torch.cat(steps, 1), full, real
