@@ -73,7 +73,7 @@ def _shifting_inputs(subject: Subject) -> dict[str, Any] | None:
     drop = ("decoder_input_ids", "decoder_attention_mask", "labels")
     inputs = {k: v for k, v in subject.kwargs.items() if k not in drop}
     try:
-        subject.run({**inputs, "labels": subject.content(subject.target)})
+        subject.run({**inputs, "labels": subject.content(subject.target).contiguous()})
     except (RuntimeError, ValueError, TypeError):
         return None
     return inputs
