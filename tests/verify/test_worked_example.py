@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from isoform.errors import ConfigError
-from isoform.verify.worked_example import worked_example
+from isoform.verify.worked_example import contrast, worked_example
 
 GOLDEN = Path(__file__).parent / "worked_example.json"
 
@@ -103,6 +103,14 @@ def test_a_leak_that_the_loss_does_not_show():
     assert causal.loss == pytest.approx(leaking.loss, abs=1e-12)
     difference = (causal["residual1"] - leaking["residual1"]).abs()
     assert difference[0].max() > 0.1 and difference[1].max() < 1e-12
+
+
+def test_contrast_names_the_other_visibility_and_the_difference():
+    seen = contrast(worked_example())
+    assert seen.against == "bidirectional" and seen.loss < 1e-12
+    assert seen.residual1 == pytest.approx((0.11161443841433938, 0), abs=1e-12)
+    assert contrast(worked_example(visibility="prefix", prefix=2)).against == "causal"
+    assert contrast(worked_example(norm="rms")).loss > 1e-9
 
 
 def test_equation_numbers_follow_the_chapter():

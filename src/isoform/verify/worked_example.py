@@ -7,6 +7,7 @@ the forward pass tapped. Nothing is computed a second time; only softmax and los
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import torch
@@ -115,6 +116,8 @@ def worked_example(
     """
     if visibility == "prefix" and not 0 <= prefix <= len(X):
         raise ConfigError(f"prefix {prefix}: the worked example has {len(X)} positions")
+    if not 0 <= eps < math.inf:
+        raise ConfigError(f"eps {eps:g}: expected a finite number that is not negative")
     model = network(visibility=visibility, placement=placement, norm=norm, eps=eps)
     condition = torch.tensor([prefix]) if visibility == "prefix" else None
     tokens = Tokens(torch.tensor([[0, 1]]), prefix=condition)
@@ -144,8 +147,27 @@ def worked_example(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """What tells two visibilities of the example apart, and what does not (exercise 6.9)."""
+
+    against: Visibility
+    residual1: tuple[float, float]
+    """Largest difference at each position behind the attention."""
+    loss: float
+    """Difference of the losses."""
+
+
+def contrast(example: WorkedExample) -> Contrast:
+    """Hold a run against the same layer under the other visibility: causal where everything may be read."""
+    other: Visibility = "causal" if all(map(all, example.allowed)) else "bidirectional"
+    second = worked_example(visibility=other, placement=example.placement, norm=example.norm, eps=example.eps)
+    first, last = (example["residual1"] - second["residual1"]).abs().amax(-1).tolist()
+    return Contrast(other, (first, last), abs(example.loss - second.loss))
+
+
 def network(*, visibility: Visibility, placement: Placement, norm: NormKind, eps: float) -> Transformer:
-    """The example as an Isoform network in float64: width 2, one head, feed-forward width 3, vocabulary A B C."""
+    """The example as an Isoform network in float64: d 2, one head, feed-forward width 3, vocabulary A B C."""
     model = build(
         architecture(visibility=visibility, placement=placement, norm=norm, eps=eps), seed=0
     ).double()

@@ -1,0 +1,1 @@
+"""Rendering, from plain values: terminal, figures, one-file HTML. Heavy libraries load when used."""
