@@ -125,11 +125,15 @@ class Attention(nn.Module):
         at_reading = reading.rotary_keys is not None
         if cfg.qk_norm is None and cfg.n_heads * cfg.head_width == self.qkv.parts["query"]:
             heads = self.qkv(x).unflatten(-1, (h + 2 * kv, cfg.head_width)).transpose(1, 2)
+            # Split, not sliced: its gradient is one concatenation, a slice's is as large as the whole.
             if reading.rotary is None:
-                return heads[:, :h], heads[:, h : h + kv], heads[:, h + kv :]
-            n = h if at_reading else h + kv
-            turned = self._rotated(heads[:, :n], reading.rotary)
-            return turned[:, :h], heads[:, h : h + kv] if at_reading else turned[:, h:], heads[:, h + kv :]
+                return heads.split((h, kv, kv), 1)
+            if at_reading:
+                q, k, v = heads.split((h, kv, kv), 1)
+                return self._rotated(q, reading.rotary), k, v
+            both, v = heads.split((h + kv, kv), 1)
+            q, k = self._rotated(both, reading.rotary).split((h, kv), 1)
+            return q, k, v
         q, k, v = self.qkv.project(x)
         q, k, v = self._heads(q, h), self._heads(k, kv), self._heads(v, kv)
         late = cfg.qk_norm is not None and cfg.qk_norm.order == "after_rotation"
