@@ -28,10 +28,11 @@ def report(kind: type[BaseModel], error: ValidationError) -> str:
     for fault in error.errors(include_url=False):
         place = _locate(kind, fault["loc"])
         grouped.setdefault(place.path, []).append((place, fault))
+    order = sorted(grouped.values(), key=lambda group: group[0][1]["type"] == "missing")
     guessed = {_guess(place, fault) for group in grouped.values() for place, fault in group}
     lines = [
         _line(group)
-        for group in grouped.values()
+        for group in order
         # a key that was meant by a misspelt one is not missing
         if not (group[0][1]["type"] == "missing" and group[0][0].path in guessed)
     ]
@@ -130,7 +131,11 @@ def _items(annotation: Any) -> list[Any]:
 
 
 def _literals(annotation: Any) -> list[str]:
-    return [str(v) for m in _members(annotation) if _origin(m) is Literal for v in get_args(m)]
+    """The names a field may hold, where names are all it may hold."""
+    members = [m for m in _members(annotation) if m is not type(None)]
+    if any(_origin(m) is not Literal for m in members):
+        return []
+    return [str(v) for m in members for v in get_args(m)]
 
 
 def _tag(model: type[BaseModel]) -> str:

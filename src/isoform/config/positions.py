@@ -159,9 +159,10 @@ class Alibi(Frozen):
     kind: Literal["alibi"] = "alibi"
     factor: Positive = 1.0
     """Multiplies the bias; it is 1/sqrt(head width) where the bias is added before scaling (Falcon)."""
-    rounding: Literal["none", "bfloat16"] = "none"
-    """With bfloat16 the bias is slope·j for the key at place j, where slope, j and the product are each
-    rounded to bfloat16 before factor applies (Falcon). Unrounded, both forms give the same softmax."""
+    rounding: Literal["none", "float32", "bfloat16"] = "none"
+    """Other than none: the bias is slope·j for the key at place j, where slope, j and the product are each
+    rounded to this type before factor applies (bfloat16 in Falcon, float32 in BLOOM as Hugging Face runs it
+    in float64). Unrounded, both forms give the same softmax."""
 
 
 class RelativeBuckets(Frozen):

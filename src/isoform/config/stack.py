@@ -63,6 +63,10 @@ class Layer(Frozen):
                 raise ValueError("cross_attention.window must be unset: it has no triangle to cut (R21)")
         return self
 
+    def increment_dropout(self, sublayer: Literal["attention", "feed_forward"]) -> float:
+        """The dropout on the increment of a sublayer; cross-attention counts as attention."""
+        return self.residual_dropout if self.residual_dropout_on in ("all", sublayer) else 0.0
+
 
 class Variant(Frozen):
     """Layers that differ from the stack's ``layer``: those listed use these parts instead."""

@@ -16,7 +16,7 @@ from isoform.tokens import Tokens
 
 
 class Embedding(nn.Module):
-    """lookup × scale → [projection] + positions + token types → norm → [projection] → dropout."""
+    """lookup × scale → [projection] + positions + token types → norm → dropout → [projection]."""
 
     def __init__(self, cfg: config.Embedding, d_model: int) -> None:
         super().__init__()
@@ -59,10 +59,8 @@ class Embedding(nn.Module):
             x = x + self._types(tokens)
         elif tokens.token_types is not None:
             raise ShapeError("Tokens.token_types is given, but the embedding has no token types")
-        x = self.norm(tap(self, "sum", x))
-        if not self.early:
-            x = self.projection(x)
-        return tap(self, "output", F.dropout(x, self.cfg.dropout, self.training))
+        x = F.dropout(self.norm(tap(self, "sum", x)), self.cfg.dropout, self.training)
+        return tap(self, "output", x if self.early else self.projection(x))
 
     def _types(self, tokens: Tokens) -> Tensor:
         assert self.token_types is not None

@@ -95,7 +95,8 @@ class SequenceHead(nn.Module):
         self, hidden: Float[Tensor, "batch length d_model"], real: Bool[Tensor, "batch length"] | None
     ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch labels"]]:
         """The pooled state and the scores."""
-        pooled = tap(self, "pooled", self.pooler(pool(hidden, real, self.cfg.pooling)))
+        pooled = F.dropout(pool(hidden, real, self.cfg.pooling), self.cfg.input_dropout, self.training)
+        pooled = tap(self, "pooled", self.pooler(pooled))
         return pooled, tap(self, "logits", self.labels(F.dropout(pooled, self.cfg.dropout, self.training)))
 
 

@@ -32,7 +32,7 @@ class Residual(nn.Module):
         self.after_sum = norm(cfg.norm if place == "post" else None, d_model)
         self.scale = cfg.residual_scale
         self.from_normalised = cfg.residual_source == "normalised"
-        self.dropout = cfg.residual_dropout
+        self.dropout = cfg.increment_dropout("attention" if isinstance(body, Attention) else "feed_forward")
 
     def forward(self, x: Stream, *context: object) -> Stream:
         """One residual update; ``context`` goes to the body."""
@@ -96,7 +96,7 @@ class ParallelLayer(nn.Module):
         self.feed_forward = feed_forward(cfg.feed_forward, d_model)
         self.shared = cfg.residual == "parallel_shared_norm"
         self.scale = cfg.residual_scale
-        self.dropout = cfg.residual_dropout
+        self.dropouts = (cfg.increment_dropout("attention"), cfg.increment_dropout("feed_forward"))
 
     def forward(
         self,
@@ -108,10 +108,10 @@ class ParallelLayer(nn.Module):
     ) -> Stream:
         """``[B, T, d]`` to ``[B, T, d]``."""
         inner = tap(self, "normalised", self.attention_norm(x))
-        read = F.dropout(self.attention(inner, reading, None, cache), self.dropout, self.training)
+        read = F.dropout(self.attention(inner, reading, None, cache), self.dropouts[0], self.training)
         if not self.shared:
             inner = self.feed_forward_norm(x)
-        mixed = F.dropout(self.feed_forward(inner), self.dropout, self.training)
+        mixed = F.dropout(self.feed_forward(inner), self.dropouts[1], self.training)
         increment = tap(self, "increment", read + mixed)
         return tap(self, "output", x + (increment if self.scale == 1.0 else increment * self.scale))
 

@@ -157,6 +157,14 @@ def alibi_slopes(n_heads: int) -> list[float]:
     return slopes
 
 
+def _float32_slopes(n_heads: int) -> Float[Tensor, " h"]:
+    """The slopes as powers taken in float32, which is how rounded biases are published."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    base, between = (torch.tensor(2.0 ** (-8.0 / n), dtype=torch.float32) for n in (power, 2 * power))
+    whole = base ** torch.arange(1, power + 1, dtype=torch.int32)
+    return torch.cat([whole, between ** torch.arange(1, 2 * (n_heads - power), 2, dtype=torch.int32)])
+
+
 def alibi_bias(
     cfg: config.Alibi,
     n_heads: int,
@@ -164,7 +172,12 @@ def alibi_bias(
     key: Int[Tensor, "rows key"],
     dtype: torch.dtype,
 ) -> Float[Tensor, "rows h query key"]:
-    """-slope · |i - j| for every head."""
+    """-slope · |i - j| for every head; slope · j where the configuration says that it is rounded."""
+    if cfg.rounding != "none":
+        narrow = torch.bfloat16 if cfg.rounding == "bfloat16" else torch.float32
+        slopes = _float32_slopes(n_heads).to(query.device, narrow)
+        rounded = slopes[:, None, None] * key.to(narrow)[:, None, None, :]
+        return (rounded.to(dtype) * cfg.factor).expand(-1, -1, query.shape[-1], -1)
     slopes = torch.tensor(alibi_slopes(n_heads), dtype=torch.float64, device=query.device) * cfg.factor
     distance = (query[:, None, :, None] - key[:, None, None, :]).abs()
     return -(slopes.to(dtype)[:, None, None] * distance)

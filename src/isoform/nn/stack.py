@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from isoform import config
 from isoform.nn.attention import Attention, Reading
@@ -110,7 +111,8 @@ class Stack(nn.Module):
             if source is None and memory is not None:
                 source = memory.hidden
             x = block(x, readings[kind], crossing, source, None if cache is None else cache.layers[i])
-        return tap(self, "output", self.final_norm(x))
+        x = self.final_norm(x)
+        return tap(self, "output", F.dropout(x, self.cfg.final_dropout, self.training))
 
     def blocks(self) -> list[Layer | ParallelLayer]:
         """The layers, typed."""
