@@ -11,6 +11,7 @@ import dataclasses
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from isoform.config import ModelConfig
 from isoform.errors import ShapeError
@@ -98,22 +99,41 @@ class Cache:
 
     def select(self, rows: Int[Tensor, " n"]) -> Cache:
         """The given rows in the given order: beams reordered, finished samples dropped, prompts repeated."""
-        places = self.memory_places
         return dataclasses.replace(
             self,
-            layers=[
-                LayerCache(c.keys.index_select(0, rows), c.values.index_select(0, rows)) for c in self.layers
-            ],
+            layers=self._selected(rows),
             lengths=self.lengths.index_select(0, rows),
             memory=None
             if self.memory is None
             else [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory],
-            memory_places=None
-            if places is None
-            else dataclasses.replace(
-                places,
-                index=places.index if places.index.shape[0] == 1 else places.index.index_select(0, rows),
-                real=None if places.real is None else places.real.index_select(0, rows),
-            ),
+            memory_places=None if self.memory_places is None else select_places(self.memory_places, rows),
             prefix=None if self.prefix is None else self.prefix.index_select(0, rows),
         )
+
+    def reorder(self, rows: Int[Tensor, " batch"]) -> Cache:
+        """As `select`, for rows that change places among equally long ones of the same source.
+
+        Lengths, prefix and source are then the same before and after, and are not copied.
+        """
+        return dataclasses.replace(self, layers=self._selected(rows))
+
+    def grow(self, capacity: int) -> Cache:
+        """The same content with room for more tokens. Slots not yet written hold zeros."""
+        more = (0, 0, 0, capacity - self.capacity)
+        layers = [LayerCache(F.pad(c.keys, more), F.pad(c.values, more)) for c in self.layers]
+        return dataclasses.replace(self, layers=layers)
+
+    def _selected(self, rows: Tensor) -> list[LayerCache]:
+        return [LayerCache(c.keys.index_select(0, rows), c.values.index_select(0, rows)) for c in self.layers]
+
+
+def select_places(places: Places, rows: Int[Tensor, " n"]) -> Places:
+    """The given rows of one side's places, in the given order."""
+    shared = places.index.shape[0] == 1
+    return dataclasses.replace(
+        places,
+        index=places.index if shared else places.index.index_select(0, rows),
+        real=None if places.real is None else places.real.index_select(0, rows),
+        documents=None if places.documents is None else places.documents.index_select(0, rows),
+        prefix=None if places.prefix is None else places.prefix.index_select(0, rows),
+    )

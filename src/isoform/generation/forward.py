@@ -1,0 +1,262 @@
+"""Where the scores come from: the first part of generation (Algorithm 6.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from isoform.config import DynamicNtkScaling, Rotary
+from isoform.errors import ShapeError
+from isoform.nn.cache import Cache, select_places
+from isoform.nn.model import Transformer
+from isoform.nn.stack import Memory
+from isoform.tokens import Tokens
+from isoform.visibility import Visibility
+
+BLOCK = 64  # slots a cache grows by
+
+
+class Forward(Protocol):
+    """Gives the scores of the next token. A row is one unfinished output; rows come and go by `select`."""
+
+    def begin(
+        self, tokens: Tokens, source: Tokens | None, max_new_tokens: int
+    ) -> Float[Tensor, "batch vocab"]:
+        """Read the prompts, and score the token after each."""
+        ...
+
+    def step(self, chosen: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Read one more token a row, and score the token after it."""
+        ...
+
+    def select(self, rows: Int[Tensor, " n"], *, same_sample: bool) -> None:
+        """Go on with the given rows in the given order, repeats allowed.
+
+        ``same_sample``: there are as many as before, and each one descends from a row of its own sample,
+        with which it shares source, prompt and length.
+        """
+        ...
+
+
+class Cached:
+    """Keys and values are kept, so that a step reads one token a row (R31–R32).
+
+    The prompt is read in one pass and the source is encoded and projected once. Rotary frequencies under
+    dynamic NTK scaling change at every position once a row is longer than ``original_length``: from there
+    on nothing that was stored is what a full pass would compute, and the whole rows are read again.
+
+    Args:
+        model: the network.
+        visibility: another rule for the decoder; default: the configuration's.
+        cross: another rule for reading the source, e.g. wait-k; default: every real token.
+        compiled: run the step through ``torch.compile``, one graph a shape.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        visibility: Visibility | None = None,
+        cross: Visibility | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.model = model
+        self._visibility, self._cross = visibility, cross
+        self._run = torch.compile(self._logits, dynamic=False) if compiled else self._logits
+        self._compiled = compiled
+        self._whole: Uncached | None = None
+        scalings = [p.scaling for p in _rotaries(model) if isinstance(p.scaling, DynamicNtkScaling)]
+        self._valid = min((s.original_length for s in scalings), default=None)
+
+    def begin(
+        self, tokens: Tokens, source: Tokens | None, max_new_tokens: int
+    ) -> Float[Tensor, "batch vocab"]:
+        """Encode the source, allocate the cache, read the prompts."""
+        model = self.model
+        prompt = tokens.padded("right")
+        lengths = prompt.lengths()
+        self._longest = int(lengths.max())
+        prompt = _first_columns(prompt, self._longest)
+        self._room = self._longest + max_new_tokens - 1  # the last token is never read
+        memory = None if source is None else model.encode(source)
+        self._whole = self._seen = None
+        if self._valid is not None and self._room > self._valid:
+            self._seen = Growing(tokens)
+            if self._longest > self._valid:
+                return self._read_whole(memory)
+        weight = model.embedding.weight
+        self._cache = Cache.allocate(
+            model.config, prompt.batch, self._capacity(), dtype=weight.dtype, device=weight.device
+        )
+        if memory is not None:
+            model.remember(self._cache, memory)
+        hidden = model.hidden(prompt, cache=self._cache, visibility=self._visibility, cross=self._cross)
+        last = hidden[torch.arange(prompt.batch, device=hidden.device), lengths - 1]
+        self._memory = memory if self._seen is not None else None
+        return _head(model)(last)
+
+    def step(self, chosen: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Read one token a row at its own place."""
+        if self._whole is not None:
+            return self._whole.step(chosen)
+        self._longest += 1
+        if self._seen is not None:
+            self._seen.append(chosen)
+            assert self._valid is not None
+            if self._longest > self._valid:
+                return self._read_whole(self._memory)
+        if self._longest > self._cache.capacity:
+            self._cache = self._cache.grow(self._capacity())
+        return self._run(chosen, self._cache)
+
+    def select(self, rows: Int[Tensor, " n"], *, same_sample: bool) -> None:
+        """Copy the rows of the cache, and of the source unless it stays in place."""
+        if self._whole is not None:
+            self._whole.select(rows, same_sample=same_sample)
+            return
+        self._cache = self._cache.reorder(rows) if same_sample else self._cache.select(rows)
+        if self._seen is not None:
+            self._seen.select(rows)
+            if self._memory is not None and not same_sample:
+                self._memory = _select_memory(self._memory, rows)
+
+    def _logits(self, chosen: Tensor, cache: Cache) -> Tensor:
+        tokens = Tokens(chosen[:, None], layout="full")
+        hidden = self.model.hidden(tokens, cache=cache, visibility=self._visibility, cross=self._cross)
+        return _head(self.model)(hidden[:, 0])
+
+    def _capacity(self) -> int:
+        """Slots for what is read next, in blocks, but none that could never be used."""
+        blocks = -(-(self._longest + 1) // BLOCK)
+        if self._compiled:
+            blocks = 1 << (blocks - 1).bit_length()  # fewer shapes, fewer graphs
+        return min(blocks * BLOCK, self._room)
+
+    def _read_whole(self, memory: Memory | None) -> Tensor:
+        assert self._seen is not None
+        self._whole = Uncached(self.model, visibility=self._visibility, cross=self._cross)
+        return self._whole.resume(self._seen, memory)
+
+
+class Growing:
+    """Prompts and what was chosen after them, whatever side the prompts are padded on."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+
+    def append(self, chosen: Int[Tensor, " rows"]) -> None:
+        """One more token a row. Behind right padding it leaves a gap, which no place counts."""
+        t = self.tokens
+        real = None if t.real is None else torch.cat([t.real, torch.ones_like(t.real[:, :1])], 1)
+        layout = t.layout if t.layout in ("full", "left") else "any"
+        self.tokens = Tokens(torch.cat([t.ids, chosen[:, None]], 1), real, prefix=t.prefix, layout=layout)
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """The given rows."""
+        self.tokens = self.tokens.select(rows)
+
+    def last(self) -> Int[Tensor, " rows"]:
+        """The column of each row's last real token."""
+        if self.tokens.real is None:
+            return torch.full_like(self.tokens.ids[:, 0], self.tokens.length - 1)
+        columns = torch.arange(self.tokens.length, device=self.tokens.device)
+        return torch.where(self.tokens.real, columns, 0).amax(-1)
+
+
+class Uncached:
+    """The whole row is read again at every step; the source is still encoded once (R20).
+
+    Args:
+        model: the network.
+        visibility: another rule for the decoder; default: the configuration's.
+        cross: another rule for reading the source; default: every real token.
+    """
+
+    def __init__(
+        self, model: Transformer, *, visibility: Visibility | None = None, cross: Visibility | None = None
+    ) -> None:
+        self.model = model
+        self._visibility, self._cross = visibility, cross
+
+    def begin(
+        self, tokens: Tokens, source: Tokens | None, max_new_tokens: int
+    ) -> Float[Tensor, "batch vocab"]:
+        """Encode the source and read the prompts."""
+        return self.resume(Growing(tokens), None if source is None else self.model.encode(source))
+
+    def resume(self, rows: Growing, memory: Memory | None) -> Float[Tensor, "rows vocab"]:
+        """Go on from rows that were begun elsewhere."""
+        self._rows, self._memory = rows, memory
+        return self._logits()
+
+    def step(self, chosen: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Append and read all."""
+        self._rows.append(chosen)
+        return self._logits()
+
+    def select(self, rows: Int[Tensor, " n"], *, same_sample: bool) -> None:
+        """The given rows."""
+        self._rows.select(rows)
+        if self._memory is not None and not same_sample:
+            self._memory = _select_memory(self._memory, rows)
+
+    def _logits(self) -> Tensor:
+        hidden = self.model.hidden(
+            self._rows.tokens, memory=self._memory, visibility=self._visibility, cross=self._cross
+        )
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        return _head(self.model)(hidden[rows, self._rows.last()])
+
+
+class Function:
+    """Scores from a plain function of whole rows: forced scores, an ensemble, another library's model.
+
+    Args:
+        function: ``(tokens, source) -> [rows, V]``, the scores of the token after each row. New tokens
+            stand in columns of their own behind the prompts, so a right-padded prompt has a gap before them.
+    """
+
+    def __init__(self, function: Callable[[Tokens, Tokens | None], Float[Tensor, "rows vocab"]]) -> None:
+        self._function = function
+
+    def begin(
+        self, tokens: Tokens, source: Tokens | None, max_new_tokens: int
+    ) -> Float[Tensor, "batch vocab"]:
+        """Call the function on the prompts."""
+        self._rows, self._source = Growing(tokens), source
+        return self._function(self._rows.tokens, self._source)
+
+    def step(self, chosen: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
+        """Append and call the function on all."""
+        self._rows.append(chosen)
+        return self._function(self._rows.tokens, self._source)
+
+    def select(self, rows: Int[Tensor, " n"], *, same_sample: bool) -> None:
+        """The given rows of tokens and source."""
+        self._rows.select(rows)
+        if self._source is not None and not same_sample:
+            self._source = self._source.select(rows)
+
+
+def _head(model: Transformer) -> torch.nn.Module:
+    if model.head is None:
+        raise ShapeError("the network has no head: it gives no scores to choose tokens from")
+    return model.head
+
+
+def _rotaries(model: Transformer) -> list[Rotary]:
+    layers = model.config.stack.layers()
+    return [p for p in (layer.attention.positions for layer in layers) if isinstance(p, Rotary)]
+
+
+def _first_columns(tokens: Tokens, n: int) -> Tokens:
+    real = None if tokens.real is None else tokens.real[:, :n]
+    return Tokens(tokens.ids[:, :n], real, prefix=tokens.prefix, layout=tokens.layout)
+
+
+def _select_memory(memory: Memory, rows: Tensor) -> Memory:
+    return Memory(memory.hidden.index_select(0, rows), select_places(memory.places, rows))
