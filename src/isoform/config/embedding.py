@@ -15,8 +15,8 @@ class Projection(Frozen):
     """A linear map from the table's width to d_model."""
 
     place: Literal["before_positions", "after_norm"]
-    """Before_positions: positions, token types and norm have d_model channels (OPT). After_norm: they have
-    the table's width, and the map comes last, after the dropout (ALBERT, ELECTRA)."""
+    """Where it stands. With before_positions, positions, token types and norm have d_model channels (OPT);
+    with after_norm they have the table's width, and the map comes after the dropout (ALBERT, ELECTRA)."""
     bias: Flag
     """Whether the map has a bias."""
 

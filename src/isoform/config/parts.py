@@ -133,8 +133,8 @@ class QKNorm(Frozen):
     norm: Norm
     """The norm; queries and keys have a gain each."""
     axis: Literal["head", "projection"]
-    """Head: over the channels of each head, one gain for all heads (Qwen 3, Gemma 3, Phi). Projection: over
-    all heads together (OLMo 2)."""
+    """Over the channels of each head, with one gain for all heads (head: Qwen 3, Gemma 3, Phi), or over all
+    heads together (projection: OLMo 2)."""
     order: Literal["before_rotation", "after_rotation"]
     """Whether it comes before or after the rotary embedding."""
 

@@ -23,8 +23,8 @@ class Sinusoidal(Frozen):
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     layout: Literal["interleaved", "concatenated"]
-    """Interleaved: sin and cos of one frequency stand next to each other. Concatenated: all sines stand
-    before all cosines."""
+    """Whether sin and cos of one frequency stand next to each other (interleaved), or all sines before all
+    cosines (concatenated)."""
     spacing: Literal["half_width", "half_width_minus_one"]
     """Frequency i is base^(-i/(d/2)) for half_width (the paper, Marian, Pegasus) and base^(-i/(d/2 - 1))
     for half_width_minus_one (tensor2tensor, fairseq, M2M100)."""
@@ -133,8 +133,8 @@ class Rotary(Frozen):
 
     kind: Literal["rotary"] = "rotary"
     layout: Literal["half", "interleaved"]
-    """Half pairs channel i with i + width/2 (NeoX, Llama in Hugging Face); interleaved pairs 2i with 2i + 1
-    (the paper, GPT-J, llama2.c)."""
+    """Which channels turn together: half pairs i with i + width/2 (NeoX, Llama in Hugging Face), interleaved
+    2i with 2i + 1 (the paper, GPT-J, llama2.c)."""
     theta: Positive
     """Base of the frequencies theta^(-2i/width)."""
     width: Count

@@ -16,29 +16,26 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class Protocol(Frozen):
-    """Which special ids are used where.
-
-    Args:
-        pad_id: fills ragged batches; never an id that means something (in particular not EOS).
-        eos_ids: ids that end an output; they are not part of the text.
-        start: ids that the decoder begins with: an encoder–decoder's start token, or BOS before a prompt.
-        end_supervised: whether training targets end in ``eos_ids[0]`` (Algorithm 6.1).
-        source_prefix: ids put before a source text (an encoder's input included).
-        source_suffix: ids put after it.
-        forced: (step, id) pairs: at that step of the output only that id may be chosen, counted from 0.
-        suppressed: ids that are never chosen.
-        padding_side: where batches are padded by default; results do not depend on it.
-    """
+    """Which special ids are used where."""
 
     pad_id: TokenId
+    """Fills ragged batches; never an id that means something (in particular not EOS)."""
     eos_ids: tuple[TokenId, ...]
+    """Ids that end an output; they are not part of the text."""
     start: tuple[TokenId, ...] = ()
+    """Ids that the decoder begins with: an encoder–decoder's start token, or BOS before a prompt."""
     end_supervised: bool = True
+    """Whether training targets end in the first of eos_ids (Algorithm 6.1)."""
     source_prefix: tuple[TokenId, ...] = ()
+    """Ids put before a source text (an encoder's input included)."""
     source_suffix: tuple[TokenId, ...] = ()
+    """Ids put after it."""
     forced: tuple[tuple[TokenId, TokenId], ...] = ()
+    """(step, id) pairs: at that step of the output, counted from 0, only that id may be chosen."""
     suppressed: tuple[TokenId, ...] = ()
+    """Ids that are never chosen."""
     padding_side: Literal["right", "left"] = "right"
+    """Where batches are padded by default; results do not depend on it."""
 
     @model_validator(mode="after")
     def _pad_means_nothing(self) -> Protocol:

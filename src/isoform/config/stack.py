@@ -18,8 +18,8 @@ class Layer(Frozen):
     """Where the norm N stands around a sublayer F: post N(x + F(x)); pre x + F(N(x)); sandwich
     x + N(F(N(x))); res_post x + N(F(x)) (R15)."""
     residual: Literal["sequential", "parallel", "parallel_shared_norm"]
-    """Sequential: one sublayer after the other. Parallel: x + A(N1 x) + F(N2 x). Parallel_shared_norm:
-    x + A(N x) + F(N x)."""
+    """One sublayer after the other (sequential); x + A(N1 x) + F(N2 x) (parallel); or x + A(N x) + F(N x)
+    (parallel_shared_norm)."""
     residual_source: Literal["input", "normalised"] = "input"
     """What an increment is added to: the stream itself, or N(x) (BLOOM's variant; pre placement only)."""
     residual_scale: Positive = 1.0

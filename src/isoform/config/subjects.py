@@ -87,6 +87,7 @@ SUBJECTS: dict[str, dict[str, Subject]] = {
         "encoder": ("encoder", _there),
         "decoder": ("decoder", _there),
         "head": ("head", part),
+        "zero_eps": ("norms with eps 0", _words({True: "allowed", False: "refused"})),
     },
     "Embedding": {
         "vocabulary": ("vocabulary", phrases.quoted),
