@@ -33,11 +33,10 @@ from isoform.data.config import (
 from isoform.data.corpus import PartName, read_part
 from isoform.data.dates import DatedPair, DatesCorpus
 from isoform.data.pipeline import (
+    Checked,
     Part,
     Prepared,
     Task,
-    Tokenizers,
-    build_tokenizers,
     check,
     prepare,
     prepare_part,
@@ -65,6 +64,7 @@ __all__ = [
     "BucketReport",
     "BytesBpe",
     "Characters",
+    "Checked",
     "Conll",
     "DataConfig",
     "DatedPair",

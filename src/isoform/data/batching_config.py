@@ -19,7 +19,7 @@ class TokenBudget(Frozen):
 
     kind: Literal["tokens"] = "tokens"
     max_tokens: Annotated[int, Field(ge=1)]
-    pool: Annotated[int, Field(ge=1)] = 16_384
+    pool: Annotated[int, Field(ge=1)] = 65_536
 
 
 class Windows(Frozen):

@@ -21,9 +21,9 @@ def plan_batches(
 ) -> list[Ints]:
     """Group rows so that rows × (longest of each side, added up) stays within the budget.
 
-    Rows are shuffled and dealt into pools; in each pool they are sorted by the last side's length, then
-    the one before; consecutive rows fill a batch; the batches are shuffled. Without a generator there is
-    one pool and no shuffling.
+    Rows are shuffled and dealt into pools; in each pool they are sorted by target length, then by source
+    length, up and down in turn, so that neighbours stay alike where the target length changes; consecutive
+    rows fill a batch; the batches are shuffled. Without a generator there is one pool and no shuffling.
 
     Args:
         lengths: ``[N]`` ids a row, for each side (source first).
@@ -36,11 +36,16 @@ def plan_batches(
     plan: list[Ints] = []
     for start in range(0, count, max(pool, 1)):
         rows = order[start : start + pool]
-        rows = rows[np.lexsort([side[rows] for side in lengths])]  # stable: ties keep the shuffled order
+        rows = rows[np.lexsort(_keys([side[rows] for side in lengths]))]  # stable: ties stay shuffled
         plan += _fill(rows, [side[rows].tolist() for side in lengths], budget.max_tokens)
     if generator is not None:
         plan = [plan[i] for i in generator.permutation(len(plan))]
     return plan
+
+
+def _keys(lengths: list[Ints]) -> list[Ints]:
+    *source, target = lengths
+    return [np.where(target % 2 == 0, side, -side) for side in source] + [target]
 
 
 def _fill(rows: Ints, lengths: list[list[int]], limit: int) -> list[Ints]:

@@ -167,11 +167,15 @@ def without_empty(records: Records[Record], config: FileData) -> Records[Record]
     Raises:
         DataError: there is one and the policy is ``"error"``, or nothing is left.
     """
+    kept = not_empty(records, config)
+    return records if len(kept) == len(records) else records.select(kept, records.name)
+
+
+def not_empty(records: Records[Record], config: FileData) -> list[int]:
+    """Indices of the records that `without_empty` keeps."""
     stream = isinstance(config, TextData) and config.documents == "stream"
     bad = [] if stream else empty_records(records)
-    if not bad:
-        return records
-    if config.empty == "error":
+    if bad and config.empty == "error":
         side = next(name for name, text in sides(records.items[bad[0]]).items() if not text.strip())
         raise DataError(
             f"{records.where(bad[0])}: the {side} is empty ({len(bad)} such in {records.name});"
@@ -180,8 +184,7 @@ def without_empty(records: Records[Record], config: FileData) -> Records[Record]
     kept = sorted(set(range(len(records))) - set(bad))
     if not kept:
         raise DataError(f"{records.where(0)}: every record of {records.name} is empty")
-    chosen = records.select(kept, records.name)
-    return Records(chosen.name, chosen.items, chosen.lines, chosen.files, dropped_empty=len(bad))
+    return kept
 
 
 def empty_records(records: Records[Record]) -> list[int]:

@@ -10,29 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isoform.data.config import OverLong
+from isoform.data.fit import Fit, fit_lengths
 from isoform.data.progress import track
 from isoform.data.ragged import Ints, Ragged
-from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged
+from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, sides
 from isoform.data.tokenizer import Tokenizer
 from isoform.errors import DataError, did_you_mean
 
 CHUNK = 8_192  # texts encoded between two steps of the bar
 STREAM_CHUNK = 1_000_000  # characters
-
-
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """What the limits did.
-
-    Attributes:
-        kept: ``[N]`` the record each row comes from.
-        dropped: how many records were over a limit and left out.
-        truncated: how many were cut.
-    """
-
-    kept: Ints
-    dropped: int
-    truncated: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +65,21 @@ class EncodedTags:
     fit: Fit
 
 
+def encode_sides(records: Records[Record], tokenizers: Mapping[str, Tokenizer]) -> dict[str, Ragged]:
+    """The ids of each side of the records, nothing added. The words of tagged text are joined by spaces."""
+    texts = [sides(record) for record in records.items]
+    if len(texts) == 1:  # perhaps a stream, and long
+        streams = {name: encode_stream(text, tokenizers[name]) for name, text in texts[0].items()}
+        return {n: Ragged(ids, np.zeros(1, np.int64), np.array([len(ids)])) for n, ids in streams.items()}
+    return {
+        name: encode_texts([text[name] for text in texts], tokenizers[name], f"{records.name}: {name}")
+        for name in texts[0]
+    }
+
+
 def encode_pairs(
     records: Records[Pair],
+    ids: Mapping[str, Ragged],
     source: Tokenizer,
     target: Tokenizer,
     *,
@@ -88,16 +87,23 @@ def encode_pairs(
     max_target: int | None,
     over_long: OverLong,
 ) -> EncodedPairs:
-    """Encode both sides: the source between its tokenizer's template, the target followed by its EOS.
+    """Put the source between its tokenizer's template and the EOS after the target; apply the limits.
+
+    Args:
+        records: the pairs, for messages.
+        ids: what `encode_sides` made of them.
+        source: the source's tokenizer.
+        target: the target's tokenizer.
+        max_source: limit on a source's ids, specials included.
+        max_target: limit on a target's ids, its EOS included.
+        over_long: what to do with a pair over a limit.
 
     Raises:
         DataError: a record over a limit where the policy is ``"error"``, or one without any id.
         TokenizerError: the target's tokenizer has no end-of-sequence token.
     """
-    left = encode_texts([r.source for r in records.items], source, _around(source), "source")
-    right = encode_texts(
-        [r.target for r in records.items], target, ((), (target.special.require("eos"),)), "target"
-    )
+    left = ids["source"].around(source.template.prefix, source.template.suffix)
+    right = ids["target"].around((), (target.special.require("eos"),))
     limits = {"source": (left, max_source), "target": (right, max_target)}
     fit = fit_lengths(records, {n: (r.lengths, limit) for n, (r, limit) in limits.items()}, over_long)
     done = {n: _apply(ragged, limit, fit) for n, (ragged, limit) in limits.items()}
@@ -107,16 +113,34 @@ def encode_pairs(
 
 
 def encode_documents(
-    records: Records[Document], tokenizer: Tokenizer, *, max_length: int | None, over_long: OverLong
+    records: Records[Document] | Records[Labelled],
+    ids: Mapping[str, Ragged],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int | None,
+    over_long: OverLong,
 ) -> EncodedTexts:
-    """Encode each document between its tokenizer's template."""
-    return _encode_single(records, [r.text for r in records.items], tokenizer, max_length, over_long)
+    """Put each text between its tokenizer's template; apply the limit.
+
+    Raises:
+        DataError: as `encode_pairs`.
+    """
+    tokens = ids["text"].around(tokenizer.template.prefix, tokenizer.template.suffix)
+    fit = fit_lengths(records, {"text": (tokens.lengths, max_length)}, over_long)
+    done = _apply(tokens, max_length, fit)
+    _refuse_nothing(records, fit, done, "text")
+    return EncodedTexts(done, fit)
 
 
 def encode_prompted(
-    records: Records[Prompted], tokenizer: Tokenizer, *, max_length: int | None, over_long: OverLong
+    records: Records[Prompted],
+    ids: Mapping[str, Ragged],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int | None,
+    over_long: OverLong,
 ) -> EncodedPrompts:
-    """Encode prompts (after the beginning-of-sequence id, if there is one) and answers with their EOS.
+    """Put prompt (between its tokenizer's template), answer and EOS in one row; apply the limit.
 
     Truncation cuts the answer.
 
@@ -124,17 +148,12 @@ def encode_prompted(
         DataError: a record over the limit where the policy is ``"error"``, a prompt that leaves no room
             for an answer, or one without any id, whose answer could not be predicted from anything.
     """
-    special = tokenizer.special
-    bos = () if special.bos is None else (special.bos,)
-    prompts = encode_texts([r.prompt for r in records.items], tokenizer, (bos, ()), "prompts")
-    answers = encode_texts(
-        [r.answer for r in records.items], tokenizer, ((), (special.require("eos"),)), "answers"
-    )
-    joined = Ragged.from_lists([prompts.row(i) + answers.row(i) for i in range(len(records))])
+    prompts = ids["prompt"].around(tokenizer.template.prefix, tokenizer.template.suffix)
+    joined = prompts.join(ids["answer"].around((), (tokenizer.special.require("eos"),)))
     fit = fit_lengths(records, {"prompt and answer": (joined.lengths, max_length)}, over_long)
     prefix = prompts.lengths[fit.kept]
     for bad, reason in (
-        (prefix == 0, "the prompt has no tokens and the tokenizer no bos to stand for it"),
+        (prefix == 0, "the prompt has no tokens, and no bos stands for it"),
         (prefix >= (max_length or np.inf), f"the prompt alone fills max_length = {max_length}"),
     ):
         if bad.any():
@@ -144,19 +163,20 @@ def encode_prompted(
 
 def encode_labelled(
     records: Records[Labelled],
+    ids: Mapping[str, Ragged],
     tokenizer: Tokenizer,
     classes: Mapping[str, int],
     *,
     max_length: int | None,
     over_long: OverLong,
 ) -> EncodedLabels:
-    """Encode texts and number their labels.
+    """As `encode_documents`, and number the labels.
 
     Raises:
         DataError: over-long as above, or a label that is not among the classes.
     """
     labels = np.array([_class(records, i, r.label, classes) for i, r in enumerate(records.items)], np.int64)
-    texts = _encode_single(records, [r.text for r in records.items], tokenizer, max_length, over_long)
+    texts = encode_documents(records, ids, tokenizer, max_length=max_length, over_long=over_long)
     return EncodedLabels(texts.tokens, labels[texts.fit.kept], texts.fit)
 
 
@@ -175,7 +195,7 @@ def encode_tagged(
     """
     ids: list[list[int]] = []
     tags: list[list[int]] = []
-    before, after = _around(tokenizer)
+    before, after = tokenizer.template.prefix, tokenizer.template.suffix
     for index, record in enumerate(track(records.items, total=len(records), what="encoding words")):
         row, first = tokenizer.encode_words(record.words)
         marks = [-1] * (len(before) + len(row) + len(after))
@@ -201,16 +221,11 @@ def encode_stream(text: str, tokenizer: Tokenizer) -> NDArray[np.int32]:
     return np.concatenate(ids)
 
 
-def encode_texts(
-    texts: Sequence[str], tokenizer: Tokenizer, around: tuple[Sequence[int], Sequence[int]], what: str
-) -> Ragged:
-    """Encode many texts and put ids before and after each."""
-    before, after = list(around[0]), list(around[1])
+def encode_texts(texts: Sequence[str], tokenizer: Tokenizer, what: str) -> Ragged:
+    """Encode many texts, nothing added, with a bar that says what they are."""
     starts = range(0, len(texts), CHUNK)
     chunks = (
-        Ragged.from_lists(
-            [before + row + after for row in tokenizer.encode_batch(texts[start : start + CHUNK])]
-        )
+        Ragged.from_lists(tokenizer.encode_batch(texts[start : start + CHUNK]))
         for start in track(starts, total=len(starts), what=f"encoding {what}")
     )
     return Ragged.concatenate(chunks) if texts else Ragged.from_lists([])
@@ -219,52 +234,6 @@ def encode_texts(
 def classes_of(labels: Sequence[str]) -> dict[str, int]:
     """Number the distinct labels in alphabetical order."""
     return {label: number for number, label in enumerate(sorted(set(labels)))}
-
-
-def fit_lengths(
-    records: Records[Record],
-    sides: Mapping[str, tuple[Ints, int | None]],
-    over_long: OverLong,
-) -> Fit:
-    """Apply the limits to lengths: which records stay, and how many were dropped or are to be cut.
-
-    Raises:
-        DataError: a record over its limit where the policy is ``"error"``, or nothing is left.
-    """
-    over = {n: lengths > limit for n, (lengths, limit) in sides.items() if limit is not None}
-    bad = np.logical_or.reduce(list(over.values())) if over else np.zeros(len(records), dtype=bool)
-    if not bad.any() or over_long == "truncate":
-        return Fit(np.arange(len(records)), 0, int(bad.sum()))
-    if over_long == "error":
-        first = int(bad.argmax())
-        name = next(n for n, mask in over.items() if mask[first])
-        lengths, limit = sides[name]
-        raise DataError(
-            f"{records.where(first)}: {name} of {int(lengths[first])} tokens, the limit is {limit}"
-            f' ({int(bad.sum())} such in {records.name}); raise it, or set over_long = "drop" or "truncate"'
-        )
-    kept = np.flatnonzero(~bad)
-    if not len(kept):
-        raise DataError(f"{records.where(0)}: every record of {records.name} is over the limit")
-    return Fit(kept, int(bad.sum()), 0)
-
-
-def _encode_single(
-    records: Records[Document] | Records[Labelled],
-    texts: list[str],
-    tokenizer: Tokenizer,
-    max_length: int | None,
-    over_long: OverLong,
-) -> EncodedTexts:
-    tokens = encode_texts(texts, tokenizer, _around(tokenizer), "text")
-    fit = fit_lengths(records, {"text": (tokens.lengths, max_length)}, over_long)
-    done = _apply(tokens, max_length, fit)
-    _refuse_nothing(records, fit, done, "text")
-    return EncodedTexts(done, fit)
-
-
-def _around(tokenizer: Tokenizer) -> tuple[Sequence[int], Sequence[int]]:
-    return tokenizer.template.prefix, tokenizer.template.suffix
 
 
 def _apply(ragged: Ragged, limit: int | None, fit: Fit) -> Ragged:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from isoform.data import encode, labelling, sequences
 from isoform.data.batching import Batch, Batches, LabelledBatch
@@ -21,8 +22,9 @@ from isoform.data.config import (
     TaggedData,
     TextData,
 )
-from isoform.data.corpus import PARTS, read_raw, without_empty
-from isoform.data.encode import EncodedTexts, Fit
+from isoform.data.corpus import PARTS, PartName, not_empty, read_raw
+from isoform.data.encode import EncodedTexts
+from isoform.data.fit import Fit
 from isoform.data.preflight import Limits, Preflight, examine
 from isoform.data.ragged import Ragged
 from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, sides
@@ -87,7 +89,8 @@ class Prepared:
         records = read_raw(self.task.data, "test", self.task.base)
         if records is None:
             return None
-        return prepare_part(self.task, "test", _kept(self.task.data, records), self.tokenizers, self.classes)
+        ids = encode.encode_sides(records, _by_side(records, self.tokenizers))
+        return prepare_part(self.task, records, ids, self.tokenizers, self.classes)
 
 
 def prepare(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Prepared:
@@ -102,50 +105,79 @@ def prepare(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Prepared:
         TokenizerError: a tokenizer that cannot be made or lacks a token that the task needs.
         ConfigError: sections that do not go together.
     """
-    report, parts, made = check(task, tokenizers)
+    checked = check(task, tokenizers)
+    report, made = checked.preflight, checked.tokenizers
     if report.problems:
         raise DataError(report.problems[0])
     classes = encode.classes_of([*report.parts["train"].classes])
-    train, validation = (
-        None
-        if parts.get(name) is None
-        else prepare_part(task, name, _kept(task.data, parts[name]), made, classes)
-        for name in ("train", "validation")
-    )
-    assert train is not None
+
+    def part(name: PartName) -> Part:
+        return prepare_part(task, checked.parts[name], checked.ids[name], made, classes)
+
+    train, validation = part("train"), part("validation") if "validation" in checked.parts else None
     filled = {"train": train.batches.report(0)}
     if validation is not None:
         filled["validation"] = validation.batches.report(0)
     return Prepared(task, made, classes, report.with_batches(filled), train, validation)
 
 
-def check(
-    task: Task, tokenizers: TokenizersConfig | Tokenizers
-) -> tuple[Preflight, dict[str, Records[Record]], Tokenizers]:
-    """The preflight alone: the report, the records it looked at, and the tokenizers.
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """The preflight and what it looked at: records as read, and their ids, by part and side."""
 
-    The test part is looked at for leaks and faults, never scored.
+    preflight: Preflight
+    tokenizers: Tokenizers
+    parts: dict[str, Records[Record]]
+    ids: dict[str, dict[str, Ragged]]
+
+
+def check(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Checked:
+    """The preflight alone. The test part is looked at for leaks and faults, never scored.
+
+    Raises:
+        DataError: a file that cannot be read as asked; faults of single records are in the report.
+        TokenizerError: a tokenizer that cannot be made.
+        ConfigError: sections that do not go together.
     """
     _refuse_misfit(task)
     parts = {name: records for name in PARTS if (records := read_raw(task.data, name, task.base)) is not None}
     if isinstance(tokenizers, TokenizersConfig):
         tokenizers = build_tokenizers(tokenizers, task.data, parts["train"], task.base, task.masking)
-    by_side = dict(zip(sides(parts["train"].items[0]), (tokenizers.source, tokenizers.target), strict=False))
-    return examine(parts, by_side, _limits(task.data)), parts, tokenizers
+    by_side = _by_side(parts["train"], tokenizers)
+    ids = {name: encode.encode_sides(records, by_side) for name, records in parts.items()}
+    return Checked(examine(parts, ids, by_side, _limits(task.data)), tokenizers, dict(parts), ids)
 
 
 def prepare_part(
-    task: Task, name: str, records: Records[Record], tokenizers: Tokenizers, classes: Mapping[str, int]
+    task: Task,
+    records: Records[Record],
+    ids: Mapping[str, Ragged],
+    tokenizers: Tokenizers,
+    classes: Mapping[str, int],
 ) -> Part:
-    """Encode records and make their batches."""
+    """Apply the policies to records and make their batches: in a seeded order for ``train``.
+
+    Args:
+        task: how.
+        records: the records as read.
+        ids: what `isoform.data.encode.encode_sides` made of them.
+        tokenizers: those that made the ids.
+        classes: the number of each label.
+    """
     data, batching, source, target = task.data, task.batching, tokenizers.source, tokenizers.target
+    name = records.name
     seed = task.seed if name == "train" else None
+    if not isinstance(data, DatesData):
+        kept = not_empty(records, data)
+        if len(kept) < len(records):
+            records = records.select(kept, name)
+            ids = {side: ragged.select(np.array(kept)) for side, ragged in ids.items()}
     pad, where, items = source.special.pad or 0, records.where, cast(Any, records)
     if isinstance(data, TextData) and data.documents == "stream":
-        return _stream_part(task, name, cast("Records[Document]", records), source)
+        return _stream_part(task, name, cast("Records[Document]", records), ids["text"].compact(), source)
     assert not isinstance(batching, Windows)
     if isinstance(batching, Packed):
-        texts = _documents(data, items, source)
+        texts = _documents(data, items, ids, source)
         start = _start(task, source)
         packed = sequences.PackedDocuments(
             texts, start_id=start, pad=pad, packing=batching, seed=seed, where=where
@@ -156,6 +188,7 @@ def prepare_part(
         limits = _limits(data)
         pairs = encode.encode_pairs(
             cast("Records[Pair]", records),
+            ids,
             source,
             target,
             max_source=limits.sides["source"],
@@ -175,22 +208,24 @@ def prepare_part(
         )
     length: dict[str, Any] = {"max_length": data.max_length, "over_long": data.over_long}
     if isinstance(data, PrefixData):
-        prompts = encode.encode_prompted(cast("Records[Prompted]", records), source, **length)
+        prompts = encode.encode_prompted(cast("Records[Prompted]", records), ids, source, **length)
         return Part(records, sequences.prompt_batches(prompts, pad=pad, **common), prompts.fit)
     if isinstance(data, LabelledData):
-        labels = encode.encode_labelled(cast("Records[Labelled]", records), source, classes, **length)
+        labels = encode.encode_labelled(cast("Records[Labelled]", records), ids, source, classes, **length)
         return Part(records, labelling.class_batches(labels, pad=pad, **common), labels.fit)
     if isinstance(data, TaggedData):
         tags = encode.encode_tagged(cast("Records[Tagged]", records), source, classes, **length)
         return Part(records, labelling.tag_batches(tags, pad=pad, **common), tags.fit)
-    texts = _documents(data, items, source)
+    texts = _documents(data, items, ids, source)
     if task.masking is not None:
         return Part(records, _masked(task, name, texts, source, batching, where), texts.fit)
     start = _start(task, source)
     return Part(records, sequences.document_batches(texts, start_id=start, pad=pad, **common), texts.fit)
 
 
-def _stream_part(task: Task, name: str, records: Records[Document], tokenizer: Tokenizer) -> Part:
+def _stream_part(
+    task: Task, name: str, records: Records[Document], ids: NDArray[np.int32], tokenizer: Tokenizer
+) -> Part:
     assert isinstance(task.batching, Windows)
     ids, windows, where = (
         encode.encode_stream(records.items[0].text, tokenizer),
@@ -233,17 +268,23 @@ def _masked(
     )
 
 
-def _documents(data: DataConfig, records: Records[Document], tokenizer: Tokenizer) -> EncodedTexts:
+def _documents(
+    data: DataConfig, records: Records[Document], ids: Mapping[str, Ragged], tokenizer: Tokenizer
+) -> EncodedTexts:
     assert isinstance(data, TextData)
-    return encode.encode_documents(records, tokenizer, max_length=data.max_length, over_long=data.over_long)
+    return encode.encode_documents(
+        records, ids, tokenizer, max_length=data.max_length, over_long=data.over_long
+    )
 
 
 def _start(task: Task, tokenizer: Tokenizer) -> int:
     return tokenizer.special.require("bos") if task.start_id is None else task.start_id
 
 
-def _kept(data: DataConfig, records: Records[Record]) -> Records[Record]:
-    return records if isinstance(data, DatesData) else without_empty(records, data)
+def _by_side(records: Records[Record], tokenizers: Tokenizers) -> dict[str, Tokenizer]:
+    """The first side of a record (source, prompt, text) is the source tokenizer's."""
+    names = sides(records.items[0])
+    return dict(zip(names, (tokenizers.source, tokenizers.target), strict=False))
 
 
 def _limits(data: DataConfig) -> Limits:

@@ -11,7 +11,6 @@ import numpy as np
 from isoform.data.batching import BucketReport
 from isoform.data.config import Empty, OverLong
 from isoform.data.corpus import empty_records
-from isoform.data.encode import encode_stream, encode_texts
 from isoform.data.ragged import Ints, Ragged
 from isoform.data.records import Labelled, Pair, Prompted, Record, Records, Tagged, sides
 from isoform.data.tokenizer import Tokenizer
@@ -139,12 +138,16 @@ class Preflight:
 
 
 def examine(
-    parts: Mapping[str, Records[Record]], tokenizers: Mapping[str, Tokenizer], limits: Limits
+    parts: Mapping[str, Records[Record]],
+    ids: Mapping[str, Mapping[str, Ragged]],
+    tokenizers: Mapping[str, Tokenizer],
+    limits: Limits,
 ) -> Preflight:
     """Examine the parts of the data; nothing is raised for what is wrong with a record.
 
     Args:
         parts: records by part, as read, empty ones included; ``"train"`` is required.
+        ids: what `isoform.data.encode.encode_sides` made of each part.
         tokenizers: by side: ``source`` and ``target``, ``prompt`` and ``answer``, or ``text``.
         limits: on ``source`` and ``target``, on ``"prompt and answer"``, or on ``text``.
     """
@@ -155,9 +158,8 @@ def examine(
     problems: list[str] = []
     remarks: list[str] = []
     for name, records in parts.items():
-        report = _examine(
-            records, tokenizers, limits, (known, sources) if name != "train" else (set(), set())
-        )
+        training = (known, sources) if name != "train" else (set[tuple[str, ...]](), set[str]())
+        report = _examine(records, ids[name], tokenizers, limits, training)
         reports[name] = report
         _judge(name, report, reports["train"], limits, problems, remarks)
     if "validation" not in parts:
@@ -169,17 +171,12 @@ def examine(
 
 def _examine(
     records: Records[Record],
+    encoded: Mapping[str, Ragged],
     tokenizers: Mapping[str, Tokenizer],
     limits: Limits,
     training: tuple[set[tuple[str, ...]], set[str]],
 ) -> PartReport:
     texts = [sides(r) for r in records.items]
-    encoded = {
-        name: encode_texts(
-            [text[name] for text in texts], tokenizers[name], ((), ()), f"{name}, {records.name}"
-        )
-        for name in texts[0]
-    }
     measured = _measured(records, encoded, tokenizers)
     over = [
         (int(i), f"{records.where(int(i))}: {name} of {int(lengths[i])} tokens, the limit is {limit}")
@@ -202,25 +199,18 @@ def _examine(
     )
 
 
-def _encode(texts: list[str], tokenizer: Tokenizer, what: str) -> Ragged:
-    if len(texts) == 1:  # a stream, perhaps a very long one
-        ids = encode_stream(texts[0], tokenizer)
-        return Ragged(ids, np.zeros(1, np.int64), np.array([len(ids)]))
-    return encode_texts(texts, tokenizer, ((), ()), what)
-
-
 def _measured(
     records: Records[Record], encoded: Mapping[str, Ragged], tokenizers: Mapping[str, Tokenizer]
 ) -> dict[str, Ints]:
     """Lengths as the limits count them, with the specials that training adds."""
+    sizes = {name: ragged.lengths for name, ragged in encoded.items()}
     first = records.items[0]
     if isinstance(first, Pair):
-        source = encoded["source"].lengths + len(tokenizers["source"].template)
-        return {"source": source, "target": encoded["target"].lengths + 1}
+        return {"source": sizes["source"] + len(tokenizers["source"].template), "target": sizes["target"] + 1}
     if isinstance(first, Prompted):
-        start = 0 if tokenizers["prompt"].special.bos is None else 1
-        return {"prompt and answer": encoded["prompt"].lengths + encoded["answer"].lengths + start + 1}
-    return {"text": encoded["text"].lengths + len(tokenizers["text"].template)}
+        specials = len(tokenizers["prompt"].template) + 1
+        return {"prompt and answer": sizes["prompt"] + sizes["answer"] + specials}
+    return {"text": sizes["text"] + len(tokenizers["text"].template)}
 
 
 def _side(ragged: Ragged, unk: int | None) -> SideReport:

@@ -59,6 +59,32 @@ class Ragged:
         """Some rows, without copying ids."""
         return Ragged(self.flat, self.starts[rows], self.lengths[rows])
 
+    def around(self, before: Sequence[int], after: Sequence[int]) -> Ragged:
+        """The rows with some ids put before and after each."""
+        if not before and not after:
+            return self
+        lengths = self.lengths + len(before) + len(after)
+        starts = np.cumsum(lengths) - lengths
+        flat = np.empty(int(lengths.sum()), np.int32)
+        flat[_places(starts + len(before), self.lengths)] = self.compact()
+        for place, number in enumerate(before):
+            flat[starts + place] = number
+        for place, number in enumerate(after):
+            flat[starts + len(before) + self.lengths + place] = number
+        return Ragged(flat, starts, lengths)
+
+    def join(self, other: Ragged) -> Ragged:
+        """Each row followed by the other's row."""
+        both = Ragged.concatenate([self, other])
+        count = len(self)
+        order = np.arange(2 * count).reshape(2, count).T.ravel()  # self 0, other 0, self 1, other 1, …
+        lengths = self.lengths + other.lengths
+        return Ragged(both.select(order).compact(), np.cumsum(lengths) - lengths, lengths)
+
+    def compact(self) -> NDArray[np.int32]:
+        """The ids of all rows, one row after the other."""
+        return self.flat[_places(self.starts, self.lengths)]
+
     def cut(self, length: int) -> Ragged:
         """The first ``length`` ids of each row."""
         return Ragged(self.flat, self.starts, np.minimum(self.lengths, length))
@@ -80,6 +106,12 @@ class Ragged:
         """The rows as `Tokens`, padded on the right."""
         ids, real = self.pad(rows, fill)
         return to_tokens(torch.from_numpy(ids), torch.from_numpy(real))
+
+
+def _places(starts: Ints, lengths: Ints) -> Ints:
+    """Where every id of rows lies in a flat array, row after row."""
+    inner = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.repeat(starts, lengths) + inner
 
 
 def to_tokens(

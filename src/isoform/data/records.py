@@ -71,14 +71,12 @@ class Records(Generic[R]):
         items: the records.
         lines: line number of each record, from 1 (of a TMX file, the number of the unit).
         files: where they were read from; empty for a built-in corpus.
-        dropped_empty: how many empty records were left out because the configuration says so.
     """
 
     name: str
     items: Sequence[R]
     lines: Sequence[int]
     files: tuple[Path, ...] = ()
-    dropped_empty: int = 0
 
     def __len__(self) -> int:
         return len(self.items)

@@ -40,9 +40,11 @@ class Specials(Frozen):
 class Trained(Frozen):
     """What every tokenizer trained here says: how text is changed before it is cut, and its specials.
 
-    Both changes belong to the tokenizer, travel with it, and are not undone by decoding.
+    Both changes belong to the tokenizer, travel with it, and are not undone by decoding. ``max_texts``
+    learns from so many texts at most, taken at even distances; None learns from all.
     """
 
+    max_texts: Annotated[int, Field(ge=1)] | None = None
     normalization: Literal["none", "NFC", "NFKC"] = "none"
     lowercase: bool = False
     specials: Specials = Specials()

@@ -20,6 +20,9 @@ BYTES = 256
 
 def train(config: Characters | Words | BytesBpe | Unigram, texts: Iterable[str], where: str) -> Tokenizer:
     """Train a tokenizer of the `tokenizers` library; see `isoform.data.tokenizer.Tokenizer.train`."""
+    if config.max_texts is not None:
+        known = list(texts)
+        texts = known[:: -(-len(known) // config.max_texts)] if known else known
     ordinary = _without_extras(texts, config.specials.extra)
     room = None if config.vocab_size is None else config.vocab_size - _count(config.specials)
     floor = BYTES if isinstance(config, BytesBpe) else 1
