@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isoform.checkpoints.bundle import Bundle
-from isoform.checkpoints.loading import load
+from isoform.checkpoints.loading import export, load
 from isoform.checkpoints.probe import ProbeReport
 
-__all__ = ["Bundle", "ProbeReport", "load"]
+__all__ = ["Bundle", "ProbeReport", "export", "load"]

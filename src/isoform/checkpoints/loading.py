@@ -1,13 +1,15 @@
-"""One entry for everything that can be opened."""
+"""One entry for everything that can be opened, and one for everything that can be written."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from isoform.checkpoints import artifact
+from isoform.checkpoints import artifact, huggingface
 from isoform.checkpoints.bundle import Bundle
+from isoform.errors import ArtifactError
 
 
 def load(
@@ -16,6 +18,45 @@ def load(
     check: bool = False,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    unpickle: bool = False,
 ) -> Bundle:
-    """Open an artifact. See `isoform.checkpoints.artifact.load`."""
-    return artifact.load(Path(path), check=check, dtype=dtype, device=device)
+    """Open an artifact, or a checkpoint of a known family.
+
+    Args:
+        path: an artifact, or a folder with ``config.json`` and weights in the layout of `transformers`.
+        check: re-run the golden probe of an artifact; a checkpoint carries none to be held against.
+        dtype: what to hold the weights in; default: as stored.
+        device: where to put the network.
+        unpickle: read ``pytorch_model.bin``, tensors only, where there are no safetensors.
+
+    Raises:
+        ArtifactError: nothing known is there, or parts are missing, unknown, misshaped or foreign.
+        CheckError: ``check`` found a difference.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ArtifactError(f"{path}: no such file or folder")
+    if artifact.is_artifact(path):
+        return artifact.load(path, check=check, dtype=dtype, device=device)
+    if check:
+        raise ArtifactError(f"{path}: not an Isoform artifact, so there is no probe to check it by")
+    if huggingface.is_checkpoint(path):
+        return huggingface.load(path, dtype=dtype, device=device, unpickle=unpickle)
+    raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")
+
+
+def export(bundle: Bundle, path: str | Path, *, to: Literal["hf"] = "hf", family: str | None = None) -> Path:
+    """Write a bundle in another format.
+
+    Args:
+        bundle: what to write.
+        path: the folder to make.
+        to: "hf", the layout of `transformers`.
+        family: the ``model_type`` to write; default: the one it was imported as, else the first that fits.
+
+    Raises:
+        ArtifactError: the format cannot say this configuration; with the reason.
+    """
+    if to != "hf":
+        raise ArtifactError(f"cannot export to {to!r}; expected hf")
+    return huggingface.export(bundle, Path(path), family=family)

@@ -1,0 +1,8 @@
+"""The families of checkpoints that can be opened, each as data."""
+
+from __future__ import annotations
+
+from isoform.checkpoints.families import llama_like
+from isoform.checkpoints.families.family import Family
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (*llama_like.FAMILIES,)}

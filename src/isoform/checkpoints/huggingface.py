@@ -1,0 +1,189 @@
+"""Checkpoint folders in the layout of the `transformers` library: in and out, without that library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from isoform.checkpoints import families
+from isoform.checkpoints.bundle import Bundle
+from isoform.checkpoints.families.family import Family, HeadKind
+from isoform.checkpoints.folders import replaced
+from isoform.checkpoints.keys import IRRELEVANT, Keys
+from isoform.checkpoints.mapping import load_weights, save_weights
+from isoform.checkpoints.protocol import read_protocol, write_protocol
+from isoform.checkpoints.shards import SINGLE, open_folder
+from isoform.checkpoints.weights import skeleton
+from isoform.config import ModelConfig, difference
+from isoform.config.files import write_text
+from isoform.errors import ArtifactError, IsoformError, did_you_mean
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder looks like one."""
+    return (folder / CONFIG).is_file()
+
+
+def read_config(folder: Path) -> tuple[Family, HeadKind, ModelConfig, dict[str, Any]]:
+    """The family, the kind of head, the architecture, and the table they were read from.
+
+    Raises:
+        ArtifactError: an unknown family or class, or a key that changes the function and is not understood.
+    """
+    table = read_json(folder / CONFIG)
+    where = str(folder / CONFIG)
+    name = table.get("model_type")
+    if name not in families.FAMILIES:
+        raise ArtifactError(
+            f"{where}: model_type {name!r} is not supported{did_you_mean(str(name), families.FAMILIES)}"
+        )
+    family = families.FAMILIES[name]
+    kind = _head(family, table, where)
+    return family, kind, family.read(Keys(table, where), kind), table
+
+
+def load(
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    unpickle: bool = False,
+) -> Bundle:
+    """Open a checkpoint folder.
+
+    Args:
+        folder: ``config.json``, weights and, where there is one, a tokenizer.
+        dtype: what to hold the weights in; default: as stored, the widest type where they differ.
+        device: where to put the network.
+        unpickle: read ``pytorch_model.bin`` where there are no safetensors.
+
+    Raises:
+        ArtifactError: parts that are missing, unknown, misshaped or not understood, by name.
+    """
+    family, _, config, table = read_config(folder)
+    generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    model = skeleton(config)
+    weights = open_folder(folder, unpickle=unpickle)
+    load_weights(model, family.mapping(config), weights, dtype=dtype, device=device)
+    protocol = read_protocol(
+        table, generation, encoder_decoder=config.structure == "encoder-decoder", bos=family.bos
+    )
+    provenance = {"format": "hf", "family": family.model_type, "folder": folder.name, "config": table}
+    return Bundle(model.eval(), config, None, None, protocol, provenance)
+
+
+def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
+    """Write a checkpoint folder that the library opens as the same function.
+
+    Args:
+        bundle: what to write.
+        folder: where; replaced whole if it is an earlier export.
+        family: its ``model_type``; default: the one it was imported as, else the first that can say it.
+
+    Raises:
+        ArtifactError: no family, or not the one asked for, can say this configuration; with the reason.
+    """
+    chosen, table, kind = _expressed(bundle, family)
+    config = bundle.config
+    known = (
+        bundle.provenance.get("config", {}) if bundle.provenance.get("family") == chosen.model_type else {}
+    )
+    kept = {k: v for k, v in known.items() if k in IRRELEVANT or k == "max_position_embeddings"}
+    architecture = next(name for name, k in chosen.architectures.items() if k == kind)
+    dtype = str(next(bundle.model.parameters()).dtype).removeprefix("torch.")
+    both = config.structure == "encoder-decoder"
+    full = {
+        **kept,
+        **table,
+        "model_type": chosen.model_type,
+        "architectures": [architecture],
+        "torch_dtype": dtype,
+        **write_protocol(bundle.protocol, encoder_decoder=both),
+    }
+    from safetensors.torch import save_file
+
+    with replaced(folder, mark=CONFIG) as new:
+        tensors = save_weights(bundle.model, chosen.mapping(config), bare=kind == "states")
+        save_file(tensors, new / SINGLE, metadata={"format": "pt"})
+        write_text(new / CONFIG, json.dumps(full, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+        if kind == "tokens" and config.decoder is not None:
+            generation = write_protocol(bundle.protocol, encoder_decoder=both)
+            write_text(new / GENERATION, json.dumps(generation, indent=2, sort_keys=True) + "\n")
+    return folder
+
+
+def _expressed(bundle: Bundle, name: str | None) -> tuple[Family, dict[str, Any], HeadKind]:
+    config = bundle.config
+    wanted = name or bundle.provenance.get("family")
+    if wanted is not None:
+        if wanted not in families.FAMILIES:
+            raise ArtifactError(f"no family {wanted!r}{did_you_mean(wanted, families.FAMILIES)}")
+        return _express(families.FAMILIES[wanted], config)
+    reasons: list[str] = []
+    for family in families.FAMILIES.values():
+        try:
+            return _express(family, config)
+        except IsoformError as error:
+            reasons.append(str(error))
+    raise ArtifactError(f"no known family says this configuration; the first: {reasons[0]}")
+
+
+def _express(family: Family, config: ModelConfig) -> tuple[Family, dict[str, Any], HeadKind]:
+    """The keys that, read back, give exactly this configuration.
+
+    Raises:
+        ArtifactError: there are none; the message names the first field that cannot be said.
+    """
+    reason = "its parts are of another kind"
+    for kind in dict.fromkeys(family.architectures.values()):
+        try:
+            table = family.write(config)
+            back = family.read(Keys(table, family.model_type), kind)
+        except (AssertionError, AttributeError, KeyError, IsoformError) as error:
+            reason = str(error) or reason
+            continue
+        found = difference(_unnamed(back), _unnamed(config))
+        if not found:
+            return family, table, kind
+        if (back.head is None) == (config.head is None):
+            reason = f"{found[0].path} would become {found[0].a!r} instead of {found[0].b!r}"
+    raise ArtifactError(f"the {family.model_type} format cannot say this configuration: {reason}")
+
+
+def _unnamed(config: ModelConfig) -> ModelConfig:
+    """Vocabulary names are the project's own; formats have none."""
+    data = config.model_dump()
+    shared = config.source is not None and config.source.vocabulary == config.embedding.vocabulary
+    data["embedding"]["vocabulary"] = "target"
+    if config.source is not None:
+        data["source"]["vocabulary"] = "target" if shared else "source"
+    return ModelConfig.model_validate(data)
+
+
+def _head(family: Family, table: dict[str, Any], where: str) -> HeadKind:
+    names = table.get("architectures") or list(family.architectures)[:1]
+    if names[0] not in family.architectures:
+        raise ArtifactError(
+            f"{where}: class {names[0]!r} is not supported{did_you_mean(names[0], family.architectures)}"
+        )
+    return family.architectures[names[0]]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON table.
+
+    Raises:
+        ArtifactError: it is not one.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ArtifactError(f"{path}: not a JSON file: {error}") from None
+    if not isinstance(data, dict):
+        raise ArtifactError(f"{path}: expected a table, found {type(data).__name__}")
+    return data

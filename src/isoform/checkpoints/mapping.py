@@ -1,0 +1,387 @@
+"""How a family names and lays out its tensors, as data; one engine applies it in both directions (R39–R40).
+
+A mapping is a list of entries. Against a network they become rules, each between some of our tensors and some
+of theirs; together they cover every tensor on either side exactly once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from isoform import config
+from isoform.checkpoints import operations as op
+from isoform.checkpoints.weights import fill, listed, refuse_strangers, stored_names
+from isoform.errors import ArtifactError
+from isoform.nn import Attention, Transformer
+from isoform.nn.experts import Experts as ExpertsModule
+from isoform.nn.linear import Packed as PackedModule
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Weights(Protocol):
+    """Named tensors somewhere: in one file, in several, in memory."""
+
+    where: Path
+
+    def names(self) -> list[str]:
+        """All tensors."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        ...
+
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
+        ...
+
+    def view(self, name: str) -> Tensor:
+        """The tensor, mapped from the file where possible."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, to be rearranged."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Tensors of ours made of tensors of theirs by reversible steps."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    steps: tuple[op.Operation, ...] = ()
+
+    def load(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Theirs to ours."""
+        result = list(tensors)
+        for step in self.steps:
+            result = step.load(result)
+        return [t.contiguous() for t in result]
+
+    def save(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Ours to theirs."""
+        result = list(tensors)
+        for step in reversed(self.steps):
+            result = step.save(result)
+        return [t.contiguous() for t in result]
+
+
+class Target:
+    """A network to be filled or read: what it has, by name."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.config = model.config
+        self.names = stored_names(model)
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+
+    def module(self, name: str, kind: type[M]) -> M | None:
+        """The module of that name and kind, if there is one."""
+        module = self._modules.get(name)
+        return module if isinstance(module, kind) else None
+
+
+class Entry(Protocol):
+    """A line of a mapping: makes the rules for those parameters that the network has."""
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        """Rules, under a prefix on each side."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Same:
+    """One parameter under two names."""
+
+    ours: str
+    theirs: str
+    steps: tuple[op.Operation, ...] = ()
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        if ours + self.ours in target.names:
+            yield Rule((ours + self.ours,), (theirs + self.theirs,), self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """The ``weight`` of a module and, where there is one, its ``bias``."""
+
+    ours: str
+    theirs: str
+    transposed: bool = False
+    """Whether theirs is [in, out]."""
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        for suffix in (".weight", ".bias"):
+            steps = (op.Transpose(),) if self.transposed and suffix == ".weight" else ()
+            yield from Same(self.ours + suffix, self.theirs + suffix, steps).rules(target, ours, theirs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Separate projections there, one packed parameter here; ``parts`` names theirs by ours."""
+
+    ours: str
+    parts: tuple[tuple[str, str], ...]
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        module = target.module(ours + self.ours, PackedModule)
+        if module is None:
+            return
+        names = dict(self.parts)
+        sizes = tuple(module.parts.values())
+        sources = tuple(f"{theirs}{names[part]}.weight" for part in module.parts)
+        yield Rule((f"{ours}{self.ours}.weight",), sources, (op.Concatenate(sizes),))
+        if module.bias is not None:
+            sizes = tuple(module.parts[part] for part in module.biased)
+            sources = tuple(f"{theirs}{names[part]}.bias" for part in module.biased)
+            yield Rule((f"{ours}{self.ours}.bias",), sources, (op.Concatenate(sizes),))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused:
+    """One fused query/key/value projection on both sides, its rows in another order there."""
+
+    ours: str
+    theirs: str
+    order: Callable[[config.Attention], tuple[int, ...]]
+    transposed: bool = False
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        module = target.module(ours + self.ours, Attention)
+        if module is None:
+            return
+        order = self.order(module.cfg)
+        rows: tuple[op.Operation, ...] = () if order == tuple(range(len(order))) else (op.Rows(order),)
+        weight: tuple[op.Operation, ...] = (op.Transpose(), *rows) if self.transposed else rows
+        yield Rule((f"{ours}{self.ours}.qkv.weight",), (f"{theirs}{self.theirs}.weight",), weight)
+        if module.qkv.bias is not None:
+            yield Rule((f"{ours}{self.ours}.qkv.bias",), (f"{theirs}{self.theirs}.bias",), rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertGroup:
+    """A router and its experts; ``{}`` stands for the expert's number."""
+
+    ours: str
+    router: str
+    up: tuple[str, ...]
+    down: str
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        module = target.module(ours + self.ours, ExpertsModule)
+        if module is None:
+            return
+        yield from Module(f"{self.ours}.router.scores", self.router).rules(target, ours, theirs)
+        n, width = module.cfg.n_experts, module.cfg.expert.width
+        up = tuple(f"{theirs}{name.format(i)}.weight" for i in range(n) for name in self.up)
+        down = tuple(f"{theirs}{self.down.format(i)}.weight" for i in range(n))
+        yield Rule((f"{ours}{self.ours}.up",), up, (op.Experts((width,) * len(self.up)),))
+        yield Rule((f"{ours}{self.ours}.down",), down, (op.Experts((module.down.shape[1],)),))
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """Entries for every layer that has parameters of its own; ``{}`` stands for its number.
+
+    Args:
+        stack: "encoder" or "decoder".
+        theirs: the prefix of a layer there.
+        entries: relative to the layer on both sides.
+        number: their number of our layer; the same when omitted.
+    """
+
+    stack: str
+    theirs: str
+    entries: tuple[Entry, ...]
+    number: Callable[[int], int] = int
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        cfg = target.config.encoder if self.stack == "encoder" else target.config.decoder
+        if cfg is None:
+            return
+        for i in sorted({cfg.owner(i) for i in range(cfg.n_layers)}):
+            for entry in self.entries:
+                yield from entry.rules(
+                    target, f"{ours}{self.stack}.layers.{i}.", theirs + self.theirs.format(self.number(i))
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class Tied:
+    """A second name of a tensor there. It may be in the file or not; if it is, it must be equal."""
+
+    theirs: str
+    of: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Ignored:
+    """A tensor there that the network does not need, and why.
+
+    ``check`` returns what is wrong with its content, or None; it is run where there is one.
+    """
+
+    pattern: str
+    why: str
+    check: Callable[[Tensor], str | None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyMapping:
+    """The tensors of one family for one configuration.
+
+    Args:
+        entries: what corresponds to what.
+        ties: second names there.
+        ignored: buffers, and parts of other heads.
+        base: the prefix of the bare model's tensors in a model with a head; files of the bare model lack it.
+        heads: prefixes of tensors that never have it.
+    """
+
+    entries: tuple[Entry, ...]
+    ties: tuple[Tied, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+    base: str = ""
+    heads: tuple[str, ...] = ()
+
+    def rules(self, model: Transformer) -> list[Rule]:
+        """All rules for a network, checked to cover each of its parameters once."""
+        target = Target(model)
+        rules = [rule for entry in self.entries for rule in entry.rules(target, "", "")]
+        covered = Counter(name for rule in rules for name in rule.ours)
+        twice = {name for name, count in covered.items() if count > 1}
+        if twice or set(covered) != set(target.names):
+            odd = sorted(twice | (set(covered) ^ set(target.names)))
+            raise ArtifactError(f"the mapping does not cover, or covers twice: {listed(odd)}")
+        return rules
+
+
+def load_weights(
+    model: Transformer,
+    mapping: FamilyMapping,
+    weights: Weights,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> None:
+    """Fill a skeleton from foreign tensors, rule by rule.
+
+    Args:
+        model: a network on the meta device.
+        mapping: the family's.
+        weights: where the tensors are.
+        dtype: what to hold them in; default: the widest floating type among them.
+        device: where to put them.
+
+    Raises:
+        ArtifactError: tensors that are missing, unknown or misshaped, a tie whose copies differ, a buffer
+            with unexpected content.
+    """
+    rules = mapping.rules(model)
+    shapes = _their_shapes(model, rules)
+    actual = _actual_names(mapping, weights)
+    actual = _without_ignored(mapping, weights, actual)
+    actual = _without_ties(mapping, weights, actual)
+    refuse_strangers(weights.where, shapes, {name: weights.shape(real) for name, real in actual.items()})
+    kinds = {weights.dtype(actual[name]) for name in shapes}
+    if strange := [name for name in shapes if not weights.dtype(actual[name]).is_floating_point]:
+        raise ArtifactError(
+            f"{weights.where}: tensor {strange[0]} has dtype {weights.dtype(actual[strange[0]])}, "
+            "expected a floating type"
+        )
+    wide = dtype or _widest(kinds)
+
+    def values() -> Iterator[tuple[str, Tensor]]:
+        for rule in rules:
+            if not rule.steps:
+                result = [weights.view(actual[name]) for name in rule.theirs]
+            else:
+                result = rule.load([weights.read(actual[name]) for name in rule.theirs])
+            for name, tensor in zip(rule.ours, result, strict=True):
+                yield name, tensor.to(device=device, dtype=wide)
+
+    fill(model, values())
+
+
+def save_weights(model: Transformer, mapping: FamilyMapping, *, bare: bool) -> dict[str, Tensor]:
+    """The network's tensors under the family's names and in its layout, ties left out.
+
+    Args:
+        model: the network.
+        mapping: the family's.
+        bare: whether it is the model without a head, whose names lack the base prefix.
+    """
+    parameters = dict(model.named_parameters())
+    result: dict[str, Tensor] = {}
+    for rule in mapping.rules(model):
+        parts = rule.save([parameters[name].detach() for name in rule.ours])
+        for name, tensor in zip(rule.theirs, parts, strict=True):
+            key = name.removeprefix(mapping.base) if bare else name
+            # Views into one packed parameter cannot be written to a file as they are.
+            result[key] = tensor.clone() if rule.steps else tensor
+    return result
+
+
+def _their_shapes(model: Transformer, rules: Iterable[Rule]) -> dict[str, tuple[int, ...]]:
+    """The shapes their tensors must have, found by running the rules backwards on empty tensors."""
+    parameters = dict(model.named_parameters())
+    shapes: dict[str, tuple[int, ...]] = {}
+    for rule in rules:
+        empty = [torch.empty(parameters[name].shape, device="meta") for name in rule.ours]
+        for name, tensor in zip(rule.theirs, rule.save(empty), strict=True):
+            assert name not in shapes, name
+            shapes[name] = tuple(tensor.shape)
+    return shapes
+
+
+def _actual_names(mapping: FamilyMapping, weights: Weights) -> dict[str, str]:
+    """Names as the mapping writes them, to the names in the file; a bare model's get the base prefix."""
+    names = weights.names()
+    if not mapping.base or any(name.startswith(mapping.base) for name in names):
+        return {name: name for name in names}
+    return {name if name.startswith(mapping.heads) else mapping.base + name: name for name in names}
+
+
+def _without_ignored(mapping: FamilyMapping, weights: Weights, actual: Mapping[str, str]) -> dict[str, str]:
+    kept: dict[str, str] = {}
+    for name, real in actual.items():
+        entry = next((e for e in mapping.ignored if fnmatch.fnmatchcase(name, e.pattern)), None)
+        if entry is None:
+            kept[name] = real
+        elif entry.check is not None and (fault := entry.check(weights.read(real))):
+            raise ArtifactError(f"{weights.where}: {name}: {fault}")
+    return kept
+
+
+def _without_ties(mapping: FamilyMapping, weights: Weights, actual: Mapping[str, str]) -> dict[str, str]:
+    kept = dict(actual)
+    for tie in mapping.ties:
+        if tie.theirs not in kept:
+            continue
+        copy = kept.pop(tie.theirs)
+        if tie.of not in kept:
+            kept[tie.of] = copy
+        elif weights.shape(copy) != weights.shape(kept[tie.of]) or not torch.equal(
+            weights.view(copy), weights.view(kept[tie.of])
+        ):
+            raise ArtifactError(
+                f"{weights.where}: {tie.theirs} differs from {tie.of}, though the configuration ties them"
+            )
+    return kept
+
+
+def _widest(kinds: Iterable[torch.dtype]) -> torch.dtype:
+    result, *others = kinds
+    for kind in others:
+        result = torch.promote_types(result, kind)
+    return result
