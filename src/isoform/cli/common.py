@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from isoform.config.files import SUFFIXES, read_table
 from isoform.errors import ConfigError, DataError, IsoformError, did_you_mean
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Target:
     Args:
         name: as the user wrote it.
         config: the architecture; None for a module that is not ours.
-        model: the network, where there is one (a configuration file has none; see `network`).
+        model: the network, where there is one; a configuration has none.
         bundle: the artifact or checkpoint, with tokenizer and protocol.
     """
 
@@ -74,13 +75,15 @@ def resolve(name: str) -> Target:
         ArtifactError: a directory that is neither an artifact nor a checkpoint of a known family.
     """
     path = Path(name)
-    if path.is_dir():
+    if path.is_file() and path.suffix in SUFFIXES:
+        return Target(name, read_config(path))
+    if path.is_dir() or (path.is_file() and path.suffix != ".py"):
         from isoform.checkpoints import load
 
         bundle = load(path)
         return Target(name, bundle.config, bundle.model, bundle)
     if path.is_file():
-        return Target(name, read_config(path))
+        raise ConfigError(f"{name}: a Python file; expected {name}:factory, a function in it")
     if ":" in name:
         return _made(name, _call(name, load_factory(name)))
     if path.suffix:
@@ -93,15 +96,13 @@ def resolve(name: str) -> Target:
 
 def read_config(path: Path) -> ModelConfig:
     """The architecture in a configuration file: a model of its own, or the [model] table of a run."""
-    from isoform.config import ModelConfig
-    from isoform.config.base import parse
-    from isoform.config.files import read_table
+    from isoform.config import ModelConfig, parse
 
     table = read_table(path)
     if "model" in table and "d_model" not in table:
-        from isoform.training import RunConfig
+        from isoform.training.config import read_run
 
-        return parse(RunConfig, table, where=str(path)).architecture()
+        return read_run(path).architecture()
     return parse(ModelConfig, table, where=str(path))
 
 
