@@ -1,0 +1,159 @@
+"""The blocks of a whole forward pass, in order: what is stored where, until the backward pass undoes it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from isoform.config import Embedding, ModelConfig, Rotary, Stack, TaggingHead, TokenHead
+from isoform.cost.activations import activation_stores, layer_blocks, norm_block
+from isoform.cost.formula import Formula, constant, symbol
+from isoform.cost.groups import layer_groups
+from isoform.cost.parameters import parameters
+from isoform.cost.storage import Block, Moment, Place, Stored, Widths, normed
+from isoform.cost.workload import Workload
+
+B, D = symbol("B"), symbol("d")
+Counts = dict[str, int]
+
+
+def tape(config: ModelConfig, work: Workload) -> list[Block]:
+    """All blocks in the order of the forward pass; layers are named ``decoder.layers.3.attention``."""
+    decode = work.mode == "decode"
+    widths = Widths.of(work)
+    sizes = {"B": work.rows, "T": 1 if decode else work.length, "d": config.d_model, "K": work.length}
+    counts = {path: part.total for path, part in parameters(config).root.walk()}
+    own = Place(symbol("T"), symbol("K") if decode else symbol("T"), sizes, work, widths)
+    source = own
+    tied = isinstance(config.head, TokenHead) and config.head.tied
+    blocks: list[Block] = []
+    if work.source_length is not None:
+        sizes["S"] = work.source_length
+        source = dataclasses.replace(own, rows=symbol("S"), keys=symbol("S"))
+    if config.encoder is not None and not decode:
+        name, table = ("embedding", config.embedding) if config.source is None else ("source", config.source)
+        blocks += [
+            _embedding(name, table, source, counts, begun=tied if name == "embedding" else config.tie_source),
+            *_stack("encoder", config.encoder, source, counts),
+        ]
+        if config.decoder is not None:
+            memory = source.stored("memory", B * symbol("S") * D, widths.stream)
+            blocks.append(Block("memory", (memory,), (), (Moment((memory, memory)),)))
+    if config.decoder is not None:
+        blocks.append(_embedding("embedding", config.embedding, own, counts, begun=tied))
+        blocks += _stack("decoder", config.decoder, own, counts)
+    return [*blocks, *_head(config, own, counts)]
+
+
+def _embedding(name: str, table: Embedding, place: Place, counts: Counts, *, begun: bool) -> Block:
+    """``begun``: the table's gradient is there already, from a tied head or the other stream (6.36)."""
+    w, tokens, d_model = place.widths, B * place.rows, place.sizes["d"]
+    place = place.widened(w=table.width)
+    width = D if table.width == d_model else symbol("w")
+    inner = D if table.inner_width(d_model) == d_model else symbol("w")
+    kept: list[Stored] = []
+    if table.projection is not None:
+        kept.append(place.stored("projection input", tokens * width, w.compute))
+    if table.norm is not None:
+        kept += normed(table.norm, tokens * inner, tokens, place, w.stream)
+    if table.dropout and place.work.mode == "train":
+        kept.append(place.stored("dropout", tokens * inner, w.noise(w.stream)))
+    # A look-up's gradient is as large as the table, also where it joins that of another use of it.
+    again = Stored("gradient of the table", constant(table.vocab_size * table.width * begun), {}, w.weight)
+    weights = counts[name] - (counts[f"{name}.table"] if begun else 0)
+    gradients = place.stored("gradients", tokens * D * 2, w.stream)
+    moment = Moment((gradients, again), frozenset(s.name for s in kept), weights)
+    forward = place.stored("stream", tokens * D * 3, w.stream)
+    return Block(name, tuple(kept), (forward,), (moment,), weights)
+
+
+def _stack(name: str, stack: Stack, place: Place, counts: Counts) -> list[Block]:
+    by_index: dict[int, list[Block]] = {}
+    for group in layer_groups(stack):
+        masked = stack.visibility != "bidirectional" or group.layer.attention.window is not None
+        for index in group.indices:
+            by_index[index] = layer_blocks(group.layer, masked and place.work.mode != "decode", place)
+    blocks = [_shared(name, stack, place, counts)]
+    for index in range(stack.n_layers):
+        # A layer that uses another's parameters adds to gradients that are there already or come later.
+        own = stack.owner(index) == index
+        blocks += [
+            dataclasses.replace(
+                block, name=f"{name}.layers.{index}.{block.name}", weights=block.weights if own else 0
+            )
+            for block in by_index[index]
+        ]
+    if stack.final_norm is not None:
+        blocks.append(norm_block(stack.final_norm, f"{name}.final_norm", place, counts[f"{name}.final_norm"]))
+    if stack.final_dropout and place.work.mode == "train":
+        noise = place.stored("dropout", B * place.rows * D, place.widths.noise(place.widths.stream))
+        blocks.append(Block(f"{name}.final_dropout", (noise,)))
+    return blocks
+
+
+def _shared(name: str, stack: Stack, place: Place, counts: Counts) -> Block:
+    """Rotation tables and distance biases, made once for all layers."""
+    kept: list[Stored] = []
+    grid = place.rows * place.keys
+    for positions, heads in dict.fromkeys(
+        (layer.attention.positions, layer.attention.n_heads) for layer in stack.layers()
+    ):
+        if isinstance(positions, Rotary):
+            table = place.rows * symbol("d_r")
+            kept.append(place.stored("rotation table", table, place.widths.compute, d_r=positions.width))
+        elif positions.kind != "none":
+            kept.append(place.stored("bias", grid * symbol("h"), place.widths.stream, h=heads))
+        if positions.kind == "relative_buckets" and place.work.mode == "train":
+            kept.append(place.stored("distances", grid, 8))
+    return Block(f"{name}.shared", tuple(kept), weights=counts.get(f"{name}.relative_positions", 0))
+
+
+def _head(config: ModelConfig, place: Place, counts: Counts) -> list[Block]:
+    head, w, work = config.head, place.widths, place.work
+    if head is None:
+        return []
+    last = work.mode == "prefill" and config.decoder is not None
+    tokens = B if last else B * place.rows
+    place = place.widened(V=config.embedding.vocab_size, w=config.embedding.width)
+    if not isinstance(head, TokenHead):
+        tokens = tokens if isinstance(head, TaggingHead) else B
+        kept = (place.stored("input", tokens * D, w.compute),)
+        gradients = place.stored("gradients", tokens * D * 2, w.compute)
+        return [Block("head", kept, (gradients,), (Moment((gradients,)),), counts["head"])]
+    blocks: list[Block] = []
+    width = D
+    if head.transform is not None:
+        width = D if config.embedding.width == place.sizes["d"] else symbol("w")
+        blocks.append(_transform(head.transform, tokens, width, place, counts["head.transform"]))
+    scores = tokens * symbol("V")
+    capped = head.softcap is not None
+    kept = [place.stored("input", tokens * width, w.compute), place.stored("logits", scores, w.compute)]
+    if capped:
+        kept.append(place.stored("capped logits", scores, w.compute))
+    matrix = width * symbol("V")
+    if w.autocast:  # the caller holds the hidden states beside their copy
+        kept.append(place.stored("hidden states", tokens * D, w.stream))
+        kept.append(place.stored("weights in half precision", matrix, w.compute))
+    own = counts["head"] - counts.get("head.transform", 0)
+    # A tied table's gradient begins here, and meets the look-up's at the end.
+    begun = own + (matrix.value(place.sizes) if head.tied else 0)
+    gradients = place.stored("gradients", scores * (2 if capped else 1) + tokens * width, w.compute)
+    forward = place.stored("logits", scores * (2 if capped else 1), w.compute)
+    blocks.append(Block("head", tuple(kept), (forward,), (Moment((gradients,), frozenset(), begun),), begun))
+    if work.mode == "train":
+        loss = place.stored("log-probabilities", scores, w.wide)
+        gradients = place.stored("gradients", scores * 2, w.wide)
+        blocks.append(Block("loss", (loss,), (), (Moment((gradients,)),)))
+    return blocks
+
+
+def _transform(transform: Transform, tokens: Formula, width: Formula, place: Place, weights: int) -> Block:
+    w = place.widths
+    extra, result = activation_stores(transform.activation)
+    kept = [
+        place.stored("input", tokens * D, w.compute),
+        place.stored("activation", tokens * width * (extra + result), w.compute),
+    ]
+    if transform.norm is not None:
+        kept += normed(transform.norm, tokens * width, tokens, place, w.compute)
+    gradients = place.stored("gradients", tokens * width * 3, w.compute)
+    return Block("head.transform", tuple(kept), (gradients,), (Moment((gradients,)),), weights)
