@@ -235,3 +235,12 @@ def test_what_looks_odd_and_is_allowed():
     )
     GPT.replace(embedding__positions=positions)
     assert GPT.replace(embedding__positions=Learned(max_positions=3, offset=1)).max_positions() == 3
+
+
+@pytest.mark.parametrize("path", ["decoder.final_norm", "decoder.layer.norm", "embedding.norm"])
+def test_eps_zero_is_for_the_worked_example_alone(path):
+    """R5: it has no value on constant vectors."""
+    zero = {path: layer_norm(0.0)}
+    with pytest.raises(ConfigError, match=rf"{path}\.eps is 0"):
+        GPT.replace(**zero)
+    assert GPT.replace(**zero, zero_eps=True).zero_eps
