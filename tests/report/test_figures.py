@@ -9,7 +9,7 @@ import pytest
 from isoform.errors import DataError
 from isoform.report import figures
 
-QUERIES = ["שלום", "日本", "$x_1$", "<s>"]
+QUERIES = ["שלום", "日本", "$x_1$", " "]
 WEIGHTS = [[0.25, 0.75], [1.0, 0.0], [0.5, 0.5], [0.1, 0.9]]
 
 
@@ -26,6 +26,7 @@ def attention():
 def test_attention_map_says_what_it_is_not():
     figure = attention()
     assert "a reading pattern, not an explanation" in texts(figure)
+    assert "␣" in texts(figure)
     assert "layer 0, head 1" in figure.axes[0].get_title(loc="left")
     image = figure.axes[0].images[0]
     assert image.get_clim() == (0.0, 1.0)

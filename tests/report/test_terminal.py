@@ -65,3 +65,7 @@ def test_number(value, text: str):
 
 def test_verdicts():
     assert [terminal.verdict(v).plain for v in (True, False, None)] == ["holds", "fails", "not checked"]
+
+
+def test_visible_tokens_stay_on_one_line():
+    assert terminal.visible(" a\n\u200b日") == r"␣a\n\u200b日"

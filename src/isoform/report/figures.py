@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 import textwrap
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from isoform.errors import DataError
+from isoform.report.terminal import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +24,7 @@ READING_PATTERN = "a reading pattern, not an explanation"  # R36
 
 
 def heat_map(
-    values: Sequence[Sequence[float]],
+    values: Sequence[Sequence[float | None]],
     *,
     rows: Sequence[str],
     columns: Sequence[str],
@@ -37,7 +39,7 @@ def heat_map(
     """Numbers as colours, rows downwards.
 
     Args:
-        values: ``[rows, columns]``.
+        values: ``[rows, columns]``; None leaves a cell blank.
         rows: their names, in any script.
         columns: likewise.
         title: above it.
@@ -50,10 +52,13 @@ def heat_map(
     """
     with _styled([title, note, row_axis, column_axis, *rows, *columns]) as write:
         figure, axes = _canvas(max(5.0, 2.2 + 0.34 * len(columns)), 1.8 + 0.34 * len(rows))
-        image = axes.imshow(values, cmap="Blues", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
-        axes.set_xticks(range(len(columns)), [write(name) for name in columns], rotation=60, ha="right")
-        for label in axes.get_xticklabels():
-            label.set_rotation_mode("anchor")
+        cells = [[math.nan if value is None else value for value in row] for row in values]
+        image = axes.imshow(cells, cmap="Blues", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+        names = [write(name) for name in columns]
+        if max(map(len, names), default=0) > 2:
+            axes.set_xticks(range(len(names)), names, rotation=60, ha="right", rotation_mode="anchor")
+        else:
+            axes.set_xticks(range(len(names)), names)
         axes.set_yticks(range(len(rows)), [write(name) for name in rows])
         axes.set_xlabel(write(column_axis))
         axes.set_ylabel(write(row_axis))
@@ -61,8 +66,10 @@ def heat_map(
         axes.spines[:].set_visible(False)
         if numbers is not None:
             middle = sum(image.get_clim()) / 2
-            for i, row in enumerate(values):
+            for i, row in enumerate(cells):
                 for j, value in enumerate(row):
+                    if math.isnan(value):
+                        continue
                     text = f"{100 * value:.0f}" if numbers == "percent" else f"{value:.3g}"
                     colour = "white" if value > middle else "#1a202c"
                     axes.text(j, i, text, ha="center", va="center", fontsize=7, color=colour)
@@ -85,8 +92,8 @@ def attention_map(
     """
     return heat_map(
         weights,
-        rows=queries,
-        columns=keys,
+        rows=[visible(name) for name in queries],
+        columns=[visible(name) for name in keys],
         title=f"Attention weights, {which}",
         row_axis="reads",
         column_axis="is read",

@@ -122,6 +122,11 @@ def verdict(passed: bool | None) -> Text:
     return Text("holds", style="green") if passed else Text("fails", style="bold red")
 
 
+def visible(token: str) -> str:
+    """A token on one line: spaces and control characters written out."""
+    return "".join("␣" if char == " " else char if char.isprintable() else repr(char)[1:-1] for char in token)
+
+
 def _entry(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}".rstrip("0").rstrip(".")
     return "0" if text in ("-0", "") else text

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from isoform.report.figures import READING_PATTERN
-from isoform.report.terminal import heading, indented, number, table
+from isoform.report.terminal import heading, indented, number, table, visible
 
 COLUMNS = 6
 """How many layers are shown side by side."""
@@ -42,8 +42,11 @@ def attention(
     console.print(
         heading(f"Attention weights, {which}", f"percent; rows read, columns are read; {READING_PATTERN}")
     )
-    rows = [[name, *(_percent(value) for value in row)] for name, row in zip(queries, weights, strict=True)]
-    console.print(indented(table(["", *keys], rows, right=range(1, len(keys) + 1))))
+    rows = [
+        [visible(name), *(_percent(value) for value in row)]
+        for name, row in zip(queries, weights, strict=True)
+    ]
+    console.print(indented(table(["", *map(visible, keys)], rows, right=range(1, len(keys) + 1))))
 
 
 def _stream(console: Console, sublayers: Sequence[Mapping[str, Any]]) -> None:
@@ -88,13 +91,13 @@ def _guesses(
     )
     rows: list[Sequence[object]] = []
     for place, token in enumerate(tokens):
-        row = [_visible(token["token"]), *(_guess(guesses[layer][place][0]) for layer in layers)]
+        row = [visible(token["token"]), *(_guess(guesses[layer][place][0]) for layer in layers)]
         rows.append([*row, Text("  ").join(_guess(guess) for guess in guesses[last][place])])
     console.print(indented(table(["position", *(f"layer {i}" for i in layers), "answer"], rows)))
 
 
 def _guess(guess: Mapping[str, Any]) -> Text:
-    return Text.assemble(_visible(guess["token"]), (f" {_percent(guess['probability'])}%", "dim"))
+    return Text.assemble(visible(guess["token"]), (f" {_percent(guess['probability'])}%", "dim"))
 
 
 def _percent(share: float) -> str:
@@ -102,12 +105,4 @@ def _percent(share: float) -> str:
 
 
 def _joined(tokens: Sequence[Mapping[str, Any]]) -> str:
-    return " ".join(_visible(token["token"]) for token in tokens)
-
-
-def _visible(token: str) -> str:
-    """The token on one line: control characters and spaces written out."""
-    return "".join(
-        char if char.isprintable() and char != " " else {" ": "␣"}.get(char, repr(char)[1:-1])
-        for char in token
-    )
+    return " ".join(visible(token["token"]) for token in tokens)
