@@ -22,7 +22,7 @@ from isoform.data.config import (
     Tmx,
     Tsv,
 )
-from isoform.data.records import Document, Pair, Prompted, Record, Records, sides
+from isoform.data.records import Document, Pair, Prompted, Record, Records, columns
 from isoform.data.tmx import read_tmx
 from isoform.errors import DataError
 
@@ -97,7 +97,8 @@ def _assign(items: Sequence[Record], split: Split) -> tuple[list[int], list[int]
         groups = np.arange(len(items))
     else:
         numbers: dict[str, int] = {}
-        keys = np.array([numbers.setdefault(next(iter(sides(r).values())), len(numbers)) for r in items])
+        first = next(iter(columns(items).values()))
+        keys = np.array([numbers.setdefault(text, len(numbers)) for text in first])
         assert split.seed is not None
         groups = np.random.default_rng(split.seed).permutation(len(numbers))[keys]
     count = int(groups.max()) + 1
@@ -176,7 +177,7 @@ def not_empty(records: Records[Record], config: FileData) -> list[int]:
     stream = isinstance(config, TextData) and config.documents == "stream"
     bad = [] if stream else empty_records(records)
     if bad and config.empty == "error":
-        side = next(name for name, text in sides(records.items[bad[0]]).items() if not text.strip())
+        side = next(n for n, texts in columns(records.items).items() if not texts[bad[0]].strip())
         raise DataError(
             f"{records.where(bad[0])}: the {side} is empty ({len(bad)} such in {records.name});"
             ' correct the file or set empty = "drop"'
@@ -189,4 +190,5 @@ def not_empty(records: Records[Record], config: FileData) -> list[int]:
 
 def empty_records(records: Records[Record]) -> list[int]:
     """Indices of the records one side of which is empty or blank."""
-    return [i for i, item in enumerate(records.items) if not all(t.strip() for t in sides(item).values())]
+    texts = columns(records.items).values()
+    return sorted({i for column in texts for i, text in enumerate(column) if not text or text.isspace()})

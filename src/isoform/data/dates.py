@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -181,14 +182,23 @@ def corpus(
 
 def corpus_from(config: DatesData) -> DatesCorpus:
     """The corpus a run file asks for."""
+    languages = LANGUAGES if config.languages is None else config.languages
+    counts = config.train, config.validation, config.test
+    return _remembered(config.seed, counts, (config.first_year, config.last_year), languages)
+
+
+@functools.lru_cache(maxsize=1)  # a run asks for its three parts one after the other
+def _remembered(
+    seed: int, counts: tuple[int, int, int], years: tuple[int, int], languages: tuple[str, ...]
+) -> DatesCorpus:
     return corpus(
-        seed=config.seed,
-        train=config.train,
-        validation=config.validation,
-        test=config.test,
-        first_year=config.first_year,
-        last_year=config.last_year,
-        languages=LANGUAGES if config.languages is None else config.languages,
+        seed=seed,
+        train=counts[0],
+        validation=counts[1],
+        test=counts[2],
+        first_year=years[0],
+        last_year=years[1],
+        languages=languages,
     )
 
 

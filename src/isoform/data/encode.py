@@ -13,7 +13,7 @@ from isoform.data.config import OverLong
 from isoform.data.fit import Fit, fit_lengths
 from isoform.data.progress import track
 from isoform.data.ragged import Ints, Ragged
-from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, sides
+from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, columns
 from isoform.data.tokenizer import Tokenizer
 from isoform.errors import DataError, did_you_mean
 
@@ -67,13 +67,13 @@ class EncodedTags:
 
 def encode_sides(records: Records[Record], tokenizers: Mapping[str, Tokenizer]) -> dict[str, Ragged]:
     """The ids of each side of the records, nothing added. The words of tagged text are joined by spaces."""
-    texts = [sides(record) for record in records.items]
-    if len(texts) == 1:  # perhaps a stream, and long
-        streams = {name: encode_stream(text, tokenizers[name]) for name, text in texts[0].items()}
+    texts = columns(records.items)
+    if len(records) == 1:  # perhaps a stream, and long
+        streams = {name: encode_stream(column[0], tokenizers[name]) for name, column in texts.items()}
         return {n: Ragged(ids, np.zeros(1, np.int64), np.array([len(ids)])) for n, ids in streams.items()}
     return {
-        name: encode_texts([text[name] for text in texts], tokenizers[name], f"{records.name}: {name}")
-        for name in texts[0]
+        name: encode_texts(column, tokenizers[name], f"{records.name}: {name}")
+        for name, column in texts.items()
     }
 
 

@@ -27,7 +27,7 @@ from isoform.data.encode import EncodedTexts
 from isoform.data.fit import Fit
 from isoform.data.preflight import Limits, Preflight, examine
 from isoform.data.ragged import Ragged
-from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, sides
+from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, columns
 from isoform.data.tokenizer import Tokenizer
 from isoform.data.tokenizer_config import TokenizersConfig
 from isoform.data.vocabularies import Tokenizers, build_tokenizers
@@ -283,7 +283,7 @@ def _start(task: Task, tokenizer: Tokenizer) -> int:
 
 def _by_side(records: Records[Record], tokenizers: Tokenizers) -> dict[str, Tokenizer]:
     """The first side of a record (source, prompt, text) is the source tokenizer's."""
-    names = sides(records.items[0])
+    names = columns([records.items[0]])
     return dict(zip(names, (tokenizers.source, tokenizers.target), strict=False))
 
 

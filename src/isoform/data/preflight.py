@@ -12,7 +12,7 @@ from isoform.data.batching import BucketReport
 from isoform.data.config import Empty, OverLong
 from isoform.data.corpus import empty_records
 from isoform.data.ragged import Ints, Ragged
-from isoform.data.records import Labelled, Pair, Prompted, Record, Records, Tagged, sides
+from isoform.data.records import Labelled, Pair, Prompted, Record, Records, Tagged, columns
 from isoform.data.tokenizer import Tokenizer
 
 SHOWN = 10  # places listed of each fault
@@ -152,14 +152,14 @@ def examine(
         limits: on ``source`` and ``target``, on ``"prompt and answer"``, or on ``text``.
     """
     train = parts["train"]
-    known = {tuple(sides(r).values()) for r in train.items}
-    sources = {key[0] for key in known}
+    rows = list(zip(*columns(train.items).values(), strict=True)) if len(parts) > 1 else []
+    training = set(rows), {row[0] for row in rows}
     reports: dict[str, PartReport] = {}
     problems: list[str] = []
     remarks: list[str] = []
     for name, records in parts.items():
-        training = (known, sources) if name != "train" else (set[tuple[str, ...]](), set[str]())
-        report = _examine(records, ids[name], tokenizers, limits, training)
+        seen = training if name != "train" else (set[tuple[str, ...]](), set[str]())
+        report = _examine(records, ids[name], tokenizers, limits, seen)
         reports[name] = report
         _judge(name, report, reports["train"], limits, problems, remarks)
     if "validation" not in parts:
@@ -176,7 +176,7 @@ def _examine(
     limits: Limits,
     training: tuple[set[tuple[str, ...]], set[str]],
 ) -> PartReport:
-    texts = [sides(r) for r in records.items]
+    texts = list(zip(*columns(records.items).values(), strict=True))
     measured = _measured(records, encoded, tokenizers)
     over = [
         (int(i), f"{records.where(int(i))}: {name} of {int(lengths[i])} tokens, the limit is {limit}")
@@ -185,7 +185,7 @@ def _examine(
         if limit is not None
         for i in np.flatnonzero(lengths > limit)
     ]
-    same = [i for i, text in enumerate(texts) if tuple(text.values()) in training[0]]
+    same = [i for i, text in enumerate(texts) if text in training[0]]
     return PartReport(
         files=tuple(str(file) for file in records.files),
         records=len(records),
@@ -194,7 +194,7 @@ def _examine(
         sides={name: _side(ragged, tokenizers[name].special.unk) for name, ragged in encoded.items()},
         classes=_classes(records),
         same_records=_places(records, same),
-        same_sources=sum(next(iter(text.values())) in training[1] for text in texts),
+        same_sources=sum(text[0] in training[1] for text in texts),
         batches=None,
     )
 
@@ -283,8 +283,8 @@ def _places(records: Records[Record], indices: list[int]) -> Places:
 
 def _sample(records: Records[Record], index: int, tokenizers: Mapping[str, Tokenizer]) -> Sample:
     shown: dict[str, tuple[str, tuple[str, ...], tuple[int, ...]]] = {}
-    for name, text in sides(records.items[index]).items():
-        text = text[:200]  # a stream is one long record
+    for name, texts in columns([records.items[index]]).items():
+        text = texts[0][:200]  # a stream is one long record
         ids = tokenizers[name].encode(text)
         shown[name] = text, tuple(tokenizers[name].token(i) for i in ids), tuple(ids)
     return Sample(records.where(index), shown)

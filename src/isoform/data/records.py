@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,15 +51,19 @@ Record = Pair | Document | Labelled | Tagged | Prompted
 R = TypeVar("R", bound=Record, covariant=True)
 
 
-def sides(record: Record) -> dict[str, str]:
-    """The texts a record consists of, by name; words are joined by spaces."""
-    if isinstance(record, Pair):
-        return {"source": record.source, "target": record.target}
-    if isinstance(record, Prompted):
-        return {"prompt": record.prompt, "answer": record.answer}
-    if isinstance(record, Tagged):
-        return {"text": " ".join(record.words)}
-    return {"text": record.text}
+def columns(items: Sequence[Record]) -> dict[str, list[str]]:
+    """The texts that records of one kind consist of, by side; words are joined by spaces."""
+    if not items:
+        return {}
+    if isinstance(items[0], Pair):
+        pairs = cast("Sequence[Pair]", items)
+        return {"source": [r.source for r in pairs], "target": [r.target for r in pairs]}
+    if isinstance(items[0], Prompted):
+        prompted = cast("Sequence[Prompted]", items)
+        return {"prompt": [r.prompt for r in prompted], "answer": [r.answer for r in prompted]}
+    if isinstance(items[0], Tagged):
+        return {"text": [" ".join(r.words) for r in cast("Sequence[Tagged]", items)]}
+    return {"text": [r.text for r in cast("Sequence[Document | Labelled]", items)]}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from isoform.data.batching_config import Masking
 from isoform.data.config import DataConfig, DatesData, LabelledData, ParallelData, PrefixData, TaggedData
-from isoform.data.records import Record, Records, sides
+from isoform.data.records import Record, Records, columns
 from isoform.data.tokenizer import Template, Tokenizer
 from isoform.data.tokenizer_config import TokenizerConfig, TokenizerFile, TokenizersConfig
 from isoform.errors import ConfigError
@@ -41,7 +41,7 @@ def build_tokenizers(
     Raises:
         ConfigError: two tokenizers where the data have one side, or a mask that is no extra token.
     """
-    texts = [list(column) for column in zip(*(sides(r).values() for r in train.items), strict=True)]
+    texts = list(columns(train.items).values())
     where = ", ".join(str(file) for file in train.files) or train.name
     pairs = isinstance(data, ParallelData | DatesData)
     if config.shared is not None:
