@@ -162,7 +162,8 @@ def _float32_slopes(n_heads: int) -> Float[Tensor, " h"]:
     power = 2 ** math.floor(math.log2(n_heads))
     base, between = (torch.tensor(2.0 ** (-8.0 / n), dtype=torch.float32) for n in (power, 2 * power))
     whole = base ** torch.arange(1, power + 1, dtype=torch.int32)
-    return torch.cat([whole, between ** torch.arange(1, 2 * (n_heads - power), 2, dtype=torch.int32)])
+    odd = torch.arange(1, max(2 * (n_heads - power), 1), 2, dtype=torch.int32)
+    return torch.cat([whole, between**odd])
 
 
 def alibi_bias(
