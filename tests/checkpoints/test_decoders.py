@@ -53,7 +53,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], bool]] = {
     ),
     "opt-bare": (
         "OPTConfig", "OPTForCausalLM",
-        {**FALCON, "ffn_dim": 20, "word_embed_proj_dim": 24, "enable_bias": False, "_remove_final_layer_norm": True,
+        {**FALCON, "ffn_dim": 20, "word_embed_proj_dim": 24, "enable_bias": False,
+         "_remove_final_layer_norm": True,
          "tie_word_embeddings": False, "activation_function": "gelu"}, False,
     ),
     "bloom": ("BloomConfig", "BloomForCausalLM", BLOOM, False),

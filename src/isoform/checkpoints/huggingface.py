@@ -108,7 +108,7 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
     from safetensors.torch import save_file
 
     with replaced(folder, mark=CONFIG) as new:
-        tensors = save_weights(bundle.model, chosen.mapping(config), bare=kind == "states")
+        tensors = save_weights(bundle.model, chosen.mapping(config), full, bare=kind == "states")
         save_file(tensors, new / SINGLE, metadata={"format": "pt"})
         write_text(new / CONFIG, json.dumps(full, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
         if kind == "tokens" and config.decoder is not None:

@@ -11,7 +11,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -222,6 +222,8 @@ class Tied:
 
     theirs: str
     of: str
+    written: bool = False
+    """Whether the library misses it when it is not in the file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +239,18 @@ class Ignored:
 
 
 @dataclasses.dataclass(frozen=True)
+class Computed:
+    """A tensor there that follows from the configuration, e.g. a table of sinusoids.
+
+    In a file it must have the computed content; it is written because the library misses it otherwise.
+    """
+
+    theirs: str
+    make: Callable[[Mapping[str, Any]], Tensor]
+    """From the keys of ``config.json``."""
+
+
+@dataclasses.dataclass(frozen=True)
 class FamilyMapping:
     """The tensors of one family for one configuration.
 
@@ -244,6 +258,7 @@ class FamilyMapping:
         entries: what corresponds to what.
         ties: second names there.
         ignored: buffers, and parts of other heads.
+        computed: tensors there that follow from the configuration; only written.
         base: the prefix of the bare model's tensors in a model with a head; files of the bare model lack it.
         heads: prefixes of tensors that never have it.
     """
@@ -251,6 +266,7 @@ class FamilyMapping:
     entries: tuple[Entry, ...]
     ties: tuple[Tied, ...] = ()
     ignored: tuple[Ignored, ...] = ()
+    computed: tuple[Computed, ...] = ()
     base: str = ""
     heads: tuple[str, ...] = ()
 
@@ -313,22 +329,34 @@ def load_weights(
     fill(model, values())
 
 
-def save_weights(model: Transformer, mapping: FamilyMapping, *, bare: bool) -> dict[str, Tensor]:
+def save_weights(
+    model: Transformer, mapping: FamilyMapping, keys: Mapping[str, Any] | None = None, *, bare: bool
+) -> dict[str, Tensor]:
     """The network's tensors under the family's names and in its layout, ties left out.
 
     Args:
         model: the network.
         mapping: the family's.
+        keys: of ``config.json``, for tensors that follow from it; None leaves those out.
         bare: whether it is the model without a head, whose names lack the base prefix.
     """
     parameters = dict(model.named_parameters())
     result: dict[str, Tensor] = {}
+
+    def key(name: str) -> str:
+        return name.removeprefix(mapping.base) if bare else name
+
     for rule in mapping.rules(model):
         parts = rule.save([parameters[name].detach() for name in rule.ours])
         for name, tensor in zip(rule.theirs, parts, strict=True):
-            key = name.removeprefix(mapping.base) if bare else name
             # Views into one packed parameter cannot be written to a file as they are.
-            result[key] = tensor.clone() if rule.steps else tensor
+            result[key(name)] = tensor.clone() if rule.steps else tensor
+    for tie in mapping.ties:
+        if tie.written and keys is not None:
+            result[key(tie.theirs)] = result[key(tie.of)].clone()
+    if keys is not None:
+        dtype = next(iter(parameters.values())).dtype
+        result.update({key(entry.theirs): entry.make(keys).to(dtype) for entry in mapping.computed})
     return result
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from isoform.checkpoints.families import decoders, falcon, gemma, llama_like
+from isoform.checkpoints.families import decoders, fairseq, falcon, gemma, llama_like, t5
 from isoform.checkpoints.families.family import Family
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
-    for family in (*llama_like.FAMILIES, *gemma.FAMILIES, *decoders.FAMILIES, *falcon.FAMILIES)
+    for module in (llama_like, gemma, decoders, falcon, fairseq, t5)
+    for family in module.FAMILIES
 }
