@@ -374,10 +374,16 @@ def _their_shapes(model: Transformer, rules: Iterable[Rule]) -> dict[str, tuple[
 
 def _actual_names(mapping: FamilyMapping, weights: Weights) -> dict[str, str]:
     """Names as the mapping writes them, to the names in the file; a bare model's get the base prefix."""
-    names = weights.names()
+    names = {_modern(name): name for name in weights.names()}
     if not mapping.base or any(name.startswith(mapping.base) for name in names):
-        return {name: name for name in names}
-    return {name if name.startswith(mapping.heads) else mapping.base + name: name for name in names}
+        return names
+    return {n if n.startswith(mapping.heads) else mapping.base + n: real for n, real in names.items()}
+
+
+def _modern(name: str) -> str:
+    """Files converted from TensorFlow call a norm's gain and bias gamma and beta."""
+    stem, _, last = name.rpartition("LayerNorm.")
+    return f"{stem}LayerNorm.{'weight' if last == 'gamma' else 'bias'}" if last in ("gamma", "beta") else name
 
 
 def _without_ignored(mapping: FamilyMapping, weights: Weights, actual: Mapping[str, str]) -> dict[str, str]:
