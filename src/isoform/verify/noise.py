@@ -31,6 +31,7 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     """Largest absolute difference; infinite where only one side is NaN."""
     if a.numel() == 0:
         return 0.0
+    a, b = a.detach(), b.detach()
     both = a.isnan() & b.isnan()
     gap = torch.where(both, 0.0, (a - b).abs().double())
     return float(gap.nan_to_num(nan=float("inf")).max())

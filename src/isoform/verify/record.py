@@ -275,8 +275,8 @@ class _Recorder(TorchDispatchMode):
         outputs = [o for o in (out if isinstance(out, tuple | list) else (out,)) if isinstance(o, Tensor)]
         if (
             not outputs
-            or not any(True for _ in _refs((refs, *named.values())))
-            and name in ("empty", "empty_like")
+            or (not any(True for _ in _refs((refs, *named.values())))
+            and name in ("empty", "empty_like"))
         ):
             return out
         source = _source()

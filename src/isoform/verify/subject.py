@@ -179,6 +179,12 @@ class Subject:
         """Batch axis first."""
         return value if self.batch_first or value.dim() < 3 else value.transpose(0, 1)
 
+    def at_real(self, value: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The entries of an output at real positions; what a module leaves at padding is nobody's business."""
+        real = self.real(self.target)
+        real = real if rows is None else real[rows]
+        return value[real] if value.dim() >= 3 and value.shape[:2] == real.shape else value
+
     def timed(self, run: Run, batch: int, length: int) -> list[Seen]:
         """What was seen with a batch and a time axis, brought to ``[B, T, …]``, the result last."""
         found = [s for s in (_batch_time(x, batch, length) for x in run.seen) if s is not None]
@@ -251,7 +257,7 @@ def other_content(subject: Subject, content: Tensor, generator: torch.Generator)
     if content.is_floating_point():
         noise = torch.randn(content.shape, generator=generator, dtype=torch.float64)
         return content + noise.to(content) * content.std().clamp(min=1.0)
-    size = max(vocabulary_size(subject.module), int(content.max()) + 2)
+    size = max(vocabulary_size(subject.module), int(content.max()) + 1, 2)
     shift = torch.randint(1, size, content.shape, generator=generator)
     return (content + shift.to(content.device)) % size
 

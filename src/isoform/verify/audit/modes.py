@@ -80,7 +80,7 @@ def check_paths(subject: Subject, *, compiled: bool = False) -> Check:
         if other.shape != base.shape:
             statement = f"{name}: the output has shape {list(other.shape)}, with gradients {list(base.shape)}"
             return Check("paths", False, statement, {**tried, name: "shape"})
-        tried[name] = gap = largest_difference(other, base)
+        tried[name] = gap = largest_difference(subject.at_real(other), subject.at_real(base))
         if gap > 8 * tolerance(base):
             where = _first_row(other, base)
             return Check(

@@ -39,7 +39,7 @@ def reloaded(module: nn.Module) -> tuple[nn.Module, str]:
 
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "artifact"
-            Bundle(model=module, config=module.config, protocol=Protocol(pad_id=0, eos_ids=())).save(place)
+            Bundle(module, module.config, None, None, Protocol(pad_id=0, eos_ids=()), {}).save(place)
             again = load(place, dtype=next(module.parameters()).dtype).model
             return again.eval(), "an artifact"
     twin = copy.deepcopy(module)
@@ -117,9 +117,12 @@ def check_reload(subject: Subject) -> Check:
 
 
 def _output_and_input_tables(module: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Head and embedding: by the module's own word, else the only two parameters with a row a token."""
     getters = (getattr(module, "get_output_embeddings", None), getattr(module, "get_input_embeddings", None))
     if not all(callable(g) for g in getters):
-        return None
+        size = getattr(getattr(module, "config", None), "vocab_size", None)
+        tables = [p for p in module.parameters() if p.dim() == 2 and p.shape[0] == size]
+        return (tables[0], tables[1]) if len(tables) == 2 and tables[0].shape == tables[1].shape else None
     head, table = (g() for g in getters)  # pyright: ignore[reportOptionalCall]
     if head is None or table is None or not hasattr(head, "weight") or not hasattr(table, "weight"):
         return None
