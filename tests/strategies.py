@@ -232,11 +232,14 @@ def stacks(
     """One to three layers."""
     n_layers = draw(st.integers(1, 3))
     layer = draw(layers(cross=cross))
+    visibility = draw(st.sampled_from(visibilities))
+    if isinstance(layer.attention.positions, config.Alibi) and visibility != "causal":
+        layer = layer.replace(attention__positions__rounding="none")
     special = draw(st.sampled_from(["none", "none", "variants", "sharing"]))
     owners = sorted(draw(st.lists(st.integers(0, n_layers - 1), min_size=n_layers, max_size=n_layers)))
     return config.Stack(
         n_layers=n_layers,
-        visibility=draw(st.sampled_from(visibilities)),
+        visibility=visibility,
         layer=layer,
         variants=draw(variants(layer, n_layers)) if special == "variants" else (),
         final_norm=draw(optional_norms),

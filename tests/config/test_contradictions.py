@@ -121,6 +121,11 @@ def wide(*layers, **changes):
             {"decoder__variants": (wide(0, 1, window=2), wide(1, window=3))},
             "two variants set attention of layer 1",
         ),
+        (
+            presets.falcon(50, d_model=8, n_heads=2, alibi=True, n_layers=1),
+            {"decoder__visibility": "prefix"},
+            "rounded alibi counts from the row's start, which needs visibility 'causal'",
+        ),
         (GPT, {"decoder__layer_sharing": (0, 0)}, "layer_sharing has 2 entries for 3 layers"),
         (GPT, {"decoder__layer_sharing": (0, 0, 1)}, "layer_sharing[2] = 1: must name"),
         (GPT, {"decoder__layer_sharing": (0, 2, 2)}, "layer_sharing[1] = 2: must name"),

@@ -162,7 +162,7 @@ class Alibi(Frozen):
     rounding: Literal["none", "float32", "bfloat16"] = "none"
     """Other than none: the bias is slope·j for the key at place j, where slope, j and the product are each
     rounded to this type before factor applies (bfloat16 in Falcon, float32 in BLOOM as Hugging Face runs it
-    in float64). Unrounded, both forms give the same softmax."""
+    in float64). Causal stacks only; unrounded, both forms give the same softmax there."""
 
 
 class RelativeBuckets(Frozen):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from isoform.config.base import Count, Dropout, Frozen, Index, Nullable, Positive
 from isoform.config.parts import Attention, FeedForward, Norm
-from isoform.config.positions import NoPositions, RelativeBuckets
+from isoform.config.positions import Alibi, NoPositions, RelativeBuckets
 
 
 class Layer(Frozen):
@@ -108,6 +108,9 @@ class Stack(Frozen):
         self._check_variants()
         self._check_sharing()
         attentions = [layer.attention for layer in self.layers()]
+        rounded = [a for a in attentions if isinstance(a.positions, Alibi) and a.positions.rounding != "none"]
+        if rounded and self.visibility != "causal":
+            raise ValueError("rounded alibi counts from the row's start, which needs visibility 'causal'")
         bucketed = [a for a in attentions if isinstance(a.positions, RelativeBuckets)]
         if len({(attention.positions, attention.n_heads) for attention in bucketed}) > 1:
             raise ValueError(
