@@ -12,10 +12,8 @@ from isoform.config.presets.chapter import original, pre_ln, torch_nn
 from isoform.config.presets.decoders import bloom, falcon, gpt2, gpt_neox, opt, phi, starcoder2
 from isoform.config.presets.encoder_decoders import bart, m2m100, marian, mbart, pegasus, t5
 from isoform.config.presets.encoders import albert, bert, distilbert, electra, roberta
+from isoform.config.presets.gemmas import gemma, gemma2, gemma3
 from isoform.config.presets.llama_like import (
-    gemma,
-    gemma2,
-    gemma3,
     llama,
     llama3,
     mistral,
