@@ -57,13 +57,13 @@ class Allowed:
         return torch.where(self.matrix, zero, torch.finfo(dtype).min)[:, None]
 
     def is_causal(self) -> bool:
-        """Whether every row is exactly the lower triangle; read from the matrix, so a hint made of it is true."""
+        """Whether every row is exactly the lower triangle; read from the matrix itself (R22)."""
         t, s = self.matrix.shape[-2:]
         triangle = torch.ones(t, s, dtype=torch.bool, device=self.matrix.device).tril()
         return t == s and bool((self.matrix == triangle).all())
 
     def grid(self, *, row: int = 0, marks: tuple[str, str] = ("■", "·")) -> str:
-        """One row of the batch as text: queries downwards, keys across, ``marks`` for (may, must not) read."""
+        """One row of the batch as text: queries down, keys across, ``marks`` for (may, must not) read."""
         yes, no = marks
         return "\n".join(" ".join(yes if cell else no for cell in line) for line in self.matrix[row].tolist())
 
@@ -112,7 +112,7 @@ class Additive:
 
 
 def from_key_padding(real: Bool[Tensor, "batch key"], queries: int) -> Allowed:
-    """A mask over keys alone (Hugging Face's ``attention_mask`` as bool: True = real), for ``queries`` rows."""
+    """A mask over keys alone, as Hugging Face's ``attention_mask`` made bool: True = a real token."""
     return Allowed(real[:, None, :].expand(-1, queries, -1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from isoform.errors import ShapeError
 
 Layout = Literal["full", "right", "left", "any"]
+TENSORS = ("ids", "real", "documents", "prefix", "token_types", "position_ids")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,7 +29,11 @@ class Tokens:
         position_ids: ``[B, T]`` to be given only when the positions differ from the derived ones,
             e.g. to agree with an implementation that numbers padding; default: see `positions`.
         layout: what is known about the padding without reading the tensors. ``"full"``: none;
-            ``"right"`` / ``"left"``: only on that side; ``"any"``: unknown. Derived when omitted.
+            ``"right"`` / ``"left"``: only on that side; ``"any"``: unknown. Derived when omitted, and checked
+            where the tensors can be read at no cost.
+
+    Raises:
+        ShapeError: tensors that do not fit each other, or a layout that the padding does not have.
     """
 
     ids: Int[Tensor, "batch length"]
@@ -42,22 +47,23 @@ class Tokens:
     def __post_init__(self) -> None:
         if self.ids.dim() != 2:
             raise ShapeError(f"Tokens.ids has shape {list(self.ids.shape)}, expected [batch, length]")
+        if self.ids.is_floating_point() or self.ids.dtype == torch.bool:
+            raise ShapeError(f"Tokens.ids has dtype {self.ids.dtype}, expected integers")
         for name in ("real", "documents", "token_types", "position_ids"):
             value = getattr(self, name)
             if value is not None and value.shape != self.ids.shape:
                 raise ShapeError(
-                    f"Tokens.{name} has shape {list(value.shape)}, Tokens.ids {list(self.ids.shape)}: they must agree"
+                    f"Tokens.{name} has shape {list(value.shape)}, Tokens.ids {list(self.ids.shape)}"
                 )
         if self.prefix is not None and self.prefix.shape != self.ids.shape[:1]:
             raise ShapeError(
-                f"Tokens.prefix has shape {list(self.prefix.shape)}, expected [{self.ids.shape[0]}], one length a row"
+                f"Tokens.prefix has shape {list(self.prefix.shape)}, expected [{self.ids.shape[0]}]"
             )
         if self.real is not None and self.real.dtype != torch.bool:
             raise ShapeError(
                 f"Tokens.real has dtype {self.real.dtype}, expected bool with True for a real token"
             )
-        if self.layout is None:
-            object.__setattr__(self, "layout", _layout(self.real))
+        object.__setattr__(self, "layout", _layout(self.real, self.layout))
 
     @classmethod
     def from_lists(
@@ -120,8 +126,12 @@ class Tokens:
         places = self.places()
         if self.documents is None:
             return places
-        starts = torch.ones_like(self.documents, dtype=torch.bool)
-        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        documents = self.documents
+        if self.real is not None:  # a document goes on behind padding inside it
+            last = torch.where(self.real, torch.arange(self.length, device=self.device), 0).cummax(-1).values
+            documents = documents.gather(-1, last)
+        starts = torch.ones_like(documents, dtype=torch.bool)
+        starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
         return places - torch.where(starts, places, 0).cummax(-1).values
 
     def rows(self) -> list[list[int]]:
@@ -134,21 +144,15 @@ class Tokens:
 
     def to(self, device: torch.device | str) -> Tokens:
         """The same tokens on another device."""
-        moved = {
-            f.name: value.to(device) if isinstance(value := getattr(self, f.name), Tensor) else value
-            for f in dataclasses.fields(self)
-        }
-        return Tokens(**moved)
+        return self._each(lambda x: x.to(device))
 
     def select(self, rows: Int[Tensor, " n"]) -> Tokens:
         """The given rows, in the given order (repeats allowed)."""
-        picked = {
-            f.name: value.index_select(0, rows)
-            if isinstance(value := getattr(self, f.name), Tensor)
-            else value
-            for f in dataclasses.fields(self)
-        }
-        return Tokens(**picked)
+        return self._each(lambda x: x.index_select(0, rows))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Tokens:
+        given = {name: getattr(self, name) for name in TENSORS}
+        return dataclasses.replace(self, **{n: change(x) for n, x in given.items() if x is not None})
 
     def padded(self, side: Literal["right", "left"]) -> Tokens:
         """The same rows with all padding moved to one side; real tokens keep their order."""
@@ -164,19 +168,22 @@ class Tokens:
         return dataclasses.replace(self, **moved, layout=side)
 
 
-def _layout(real: Tensor | None) -> Layout:
-    """Find where the padding is. Reads the tensor, so it is left at "any" while compiling or off the CPU."""
+def _layout(real: Tensor | None, given: Layout | None) -> Layout:
+    """Where the padding is. ``given`` is trusted only where reading is dear: compiling, or off the CPU."""
     if real is None:
         return "full"
-    if torch.compiler.is_compiling() or real.device.type != "cpu" or real.shape[-1] == 0:
-        return "any"
-    falls = bool((real[:, 1:] & ~real[:, :-1]).any())  # a real token after padding: not right-padded
-    rises = bool((~real[:, 1:] & real[:, :-1]).any())  # padding after a real token: not left-padded
-    if not falls and not rises:
-        return "full" if bool(real.all()) else "right"
-    if not falls:
-        return "right"
-    return "any" if rises else "left"
+    if torch.compiler.is_compiling() or real.device.type != "cpu":
+        return given or "any"
+    fits: list[Layout] = ["any"]
+    if not bool((~real[:, 1:] & real[:, :-1]).any()):
+        fits.insert(0, "left")
+    if not bool((real[:, 1:] & ~real[:, :-1]).any()):
+        fits.insert(0, "right")
+    if bool(real.all()):
+        return "full"
+    if given is not None and given not in fits:
+        raise ShapeError(f"Tokens.layout is {given!r}, but the padding of Tokens.real is {fits[0]!r}")
+    return fits[0] if given in (None, "any") else given
 
 
 def register_pytree() -> None:

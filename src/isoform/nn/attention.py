@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoform import config
-from isoform.errors import ShapeError
+from isoform.errors import ConfigError, ShapeError
 from isoform.nn.cache import LayerCache
 from isoform.nn.capture import tap, wanted
+from isoform.nn.dropout import dropout
+from isoform.nn.kernels import Heads, flex, fused
 from isoform.nn.linear import Packed
 from isoform.nn.norms import norm
 from isoform.nn.positions import rotate
-from isoform.visibility import Lowered
+from isoform.nn.reading import Reading
 
-Backend = Literal["auto", "eager", "sdpa"]
-Heads = Float[Tensor, "batch heads length width"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reading:
-    """What every attention of one kind shares in one forward pass, computed once for all layers.
-
-    Args:
-        lowered: who may read whom.
-        rotary: cosines and sines of the queries' positions; None: no rotation.
-        rotary_keys: those of the stored keys, where rotation happens at reading time (dynamic NTK).
-        bias: ``[B | 1, h, T, S]`` added to the scores (ALiBi, distance buckets); mask not included.
-        slots: ``[B, T]`` where new keys go in a cache.
-        visible: how many slots of the cache are read.
-        fresh: the cache was empty, so the new keys are all there are.
-    """
-
-    lowered: Lowered
-    rotary: tuple[Tensor, Tensor] | None = None
-    rotary_keys: tuple[Tensor, Tensor] | None = None
-    bias: Float[Tensor, "rows h query key"] | None = None
-    slots: Int[Tensor, "batch length"] | None = None
-    visible: int | None = None
-    fresh: bool = False
+Backend = Literal["auto", "eager", "sdpa", "flex"]
+FLEX_FROM = 1024 * 1024
+"""Query-key pairs from which on "auto" avoids a dense mask on CUDA."""
 
 
 class Attention(nn.Module):
@@ -109,8 +88,6 @@ class Attention(nn.Module):
                 k = self._rotated(k, reading.rotary_keys)
         q, k, v = tap(self, "queries", q), tap(self, "keys", k), tap(self, "values", v)
         context = self._attend(q, k, v, reading)
-        if reading.lowered.dead is not None:
-            context = context.masked_fill(reading.lowered.dead, 0.0)
         merged = context.transpose(1, 2).flatten(-2)
         return self.output(tap(self, "context", merged))
 
@@ -159,52 +136,60 @@ class Attention(nn.Module):
         return rotate(x, table, self.cfg.positions.layout)
 
     def _attend(self, q: Heads, k: Heads, v: Heads, reading: Reading) -> Heads:
-        if self._explicit(reading):
-            return self._eager(q, k, v, reading)
-        return self._fused(q, k, v, reading)
+        if q.device.type == "cpu" and v.dtype in (torch.bfloat16, torch.float16):
+            # Most CPUs multiply small half-precision matrices several times slower than float32 ones.
+            with torch.autocast("cpu", enabled=False):
+                return self._computed(q.float(), k.float(), v.float(), reading).to(v.dtype)
+        return self._computed(q, k, v, reading)
 
-    def _explicit(self, reading: Reading) -> bool:
-        if self.cfg.softcap is not None or wanted(self, "scores", "weights"):
-            return True
-        # A bias that needs a gradient sends the fused entry point to its slowest path.
-        trained_bias = reading.bias is not None and reading.bias.requires_grad and torch.is_grad_enabled()
-        return self.backend == "eager" or (self.backend == "auto" and trained_bias)
+    def _computed(self, q: Heads, k: Heads, v: Heads, reading: Reading) -> Heads:
+        cfg = self.cfg
+        share = cfg.dropout if self.training else 0.0
+        kernel = "eager" if wanted(self, "scores", "weights") else self._kernel(q, reading, share)
+        if kernel == "flex":
+            if share:
+                raise ConfigError("FlexAttention cannot drop attention weights: set attention dropout to 0")
+            return flex(q, k, v, reading, scale=cfg.score_scale, softcap=cfg.softcap)
+        if kernel == "sdpa":
+            return fused(q, k, v, reading, scale=cfg.score_scale, dropout=share)
+        return self._eager(q, k, v, reading)
+
+    def _kernel(self, q: Heads, reading: Reading, share: float) -> Backend:
+        cfg, bias, lowered = self.cfg, reading.bias, reading.lowered
+        if self.backend != "auto":
+            return "eager" if self.backend == "sdpa" and cfg.softcap is not None else self.backend
+        trained = bias is not None and bias.trained and torch.is_grad_enabled()
+        if q.is_cuda and not (share or trained) and lowered.key.length * q.shape[2] >= FLEX_FROM:
+            # FlexAttention's kernels want head widths that are powers of two, and no float64.
+            fits = cfg.head_width >= 16 and cfg.head_width & (cfg.head_width - 1) == 0
+            if fits and q.dtype != torch.float64 and (cfg.softcap or bias or lowered.left):
+                return "flex"
+        # The fused entry point has no cap; a bias with a gradient, or dropout on a CPU, send it to a path
+        # that stores the weights too, and more than is needed.
+        explicit = cfg.softcap is not None or trained or (share > 0.0 and q.device.type == "cpu")
+        return "eager" if explicit else "sdpa"
 
     def _eager(self, q: Heads, k: Heads, v: Heads, reading: Reading) -> Heads:
         batch, h, t, width = q.shape
         kv = k.shape[1]
         grouped = q.reshape(batch, kv, h // kv * t, width)  # heads of one group read the same keys
-        scores = (grouped @ k.transpose(-1, -2)).view(batch, h, t, -1) * self.cfg.score_scale
+        scores = ((grouped * self.cfg.score_scale) @ k.transpose(-1, -2)).view(batch, h, t, -1)
         if self.cfg.softcap is not None:
             scores = torch.tanh(scores / self.cfg.softcap) * self.cfg.softcap
-        if reading.bias is not None:
-            scores = scores + reading.bias
-        scores = tap(self, "scores", scores)
-        mask = reading.lowered.dense(t, scores.device)
+        bias, mask = reading.biased(scores.dtype), reading.masked(scores.dtype)
+        scores = tap(self, "scores", scores if bias is None else scores + bias)
         if mask is not None:
-            # The lowest finite number, not -inf: a row that reads nothing stays finite and is zeroed after.
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+            scores = scores + mask
         half = scores.dtype in (torch.float16, torch.bfloat16)
         weights = F.softmax(scores, -1, dtype=torch.float32).to(scores.dtype) if half else scores.softmax(-1)
-        weights = tap(self, "weights", weights)
-        weights = F.dropout(weights, self.cfg.dropout, self.training)
-        return (weights.view(batch, kv, h // kv * t, -1) @ v).view(batch, h, t, width)
-
-    def _fused(self, q: Heads, k: Heads, v: Heads, reading: Reading) -> Heads:
-        lowered, cfg = reading.lowered, self.cfg
-        t, group = q.shape[2], cfg.n_heads // cfg.n_kv_heads
-        mask = lowered.mask if reading.bias is None else lowered.additive(reading.bias.to(q.dtype))
-        dropout = cfg.dropout if self.training else 0.0
-        if group > 1 and t == 1 and reading.bias is None:
-            # One query a head: the heads of a group stand in for the query axis, so no key is repeated.
-            q = q.reshape(q.shape[0], cfg.n_kv_heads, group, cfg.head_width)
-            out = F.scaled_dot_product_attention(q, k, v, mask, dropout, False, scale=cfg.score_scale)
-            return out.reshape(out.shape[0], cfg.n_heads, 1, cfg.head_width)
-        if group > 1:
-            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        causal = lowered.is_causal and reading.bias is None
-        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=cfg.score_scale)
+        alive = reading.lowered.alive
+        if alive is not None and wanted(self, "weights"):
+            weights = weights * alive.to(weights.dtype)
+        weights = dropout(tap(self, "weights", weights), self.cfg.dropout, self.training)
+        context = (weights.view(batch, kv, h // kv * t, -1) @ v).view(batch, h, t, width)
+        return context if alive is None else context * alive.to(context.dtype)
 
     def extra_repr(self) -> str:
         cfg = self.cfg
-        return f"heads={cfg.n_heads}/{cfg.n_kv_heads}×{cfg.head_width}, scale={cfg.score_scale:g}, backend={self.backend}"
+        heads = f"heads={cfg.n_heads}/{cfg.n_kv_heads}×{cfg.head_width}"
+        return f"{heads}, scale={cfg.score_scale:g}, backend={self.backend}"

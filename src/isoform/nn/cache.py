@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from isoform.config import ModelConfig
 from isoform.errors import ShapeError
-from isoform.visibility import Places
+from isoform.places import Places
 
 
 @dataclasses.dataclass(eq=False)

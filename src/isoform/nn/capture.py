@@ -7,7 +7,7 @@ comparison with None; with one, the tensor is kept, replaced, or both.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ def wanted(module: nn.Module, *names: str) -> bool:
 
 
 class Recorder:
-    """What `capture` yields: ``captured[name]`` is the tensor seen at ``decoder.layers.0.attention.weights``…"""
+    """Keeps what `capture` yields: ``captured[dotted name]`` is the tensor seen there."""
 
     def __init__(
         self, model: nn.Module, patterns: Sequence[str], replace: Mapping[str, Callable[[Tensor], Tensor]]
@@ -64,7 +64,7 @@ class Recorder:
 @contextmanager
 def capture(
     model: nn.Module, *patterns: str, replace: Mapping[str, Callable[[Tensor], Tensor]] | None = None
-) -> Iterator[dict[str, Tensor]]:
+) -> Generator[dict[str, Tensor]]:
     """Record intermediates whose dotted name matches a pattern (``*`` matches any run of characters).
 
     Args:

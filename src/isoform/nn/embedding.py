@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from isoform import config
 from isoform.errors import ShapeError
 from isoform.nn.capture import tap
+from isoform.nn.dropout import dropout
 from isoform.nn.norms import norm
 from isoform.nn.positions import Learned, Sinusoidal
 from isoform.tokens import Tokens
@@ -59,7 +60,7 @@ class Embedding(nn.Module):
             x = x + self._types(tokens)
         elif tokens.token_types is not None:
             raise ShapeError("Tokens.token_types is given, but the embedding has no token types")
-        x = F.dropout(self.norm(tap(self, "sum", x)), self.cfg.dropout, self.training)
+        x = dropout(self.norm(tap(self, "sum", x)), self.cfg.dropout, self.training)
         return tap(self, "output", x if self.early else self.projection(x))
 
     def _types(self, tokens: Tokens) -> Tensor:
@@ -71,4 +72,5 @@ class Embedding(nn.Module):
         return F.embedding(types, self.token_types)
 
     def extra_repr(self) -> str:
-        return f"{self.cfg.vocab_size} × {self.cfg.width}, scale={self.scale:g}, vocabulary={self.cfg.vocabulary!r}"
+        cfg = self.cfg
+        return f"{cfg.vocab_size} × {cfg.width}, scale={self.scale:g}, vocabulary={cfg.vocabulary!r}"

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from isoform import config
 from isoform.nn.activations import activation
 from isoform.nn.capture import tap
+from isoform.nn.dropout import dropout
 
 
 class Router(nn.Module):
@@ -47,7 +48,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Σ over the chosen experts of weight · expert(x). Weights of all experts are stacked on a leading axis."""
+    """Σ over the chosen experts of weight · expert(x). All experts' weights are stacked on a leading axis."""
 
     def __init__(self, cfg: config.Experts, d_model: int) -> None:
         super().__init__()
@@ -110,5 +111,5 @@ class Experts(nn.Module):
             hidden = self.activation(gate) * content
         else:
             hidden = self.activation(up if self.up_bias is None else up + self.up_bias[e])
-        hidden = F.dropout(hidden, self.cfg.expert.dropout, self.training)
+        hidden = dropout(hidden, self.cfg.expert.dropout, self.training)
         return F.linear(hidden, self.down[e], None if self.down_bias is None else self.down_bias[e])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from isoform import config
 from isoform.nn.activations import activation
 from isoform.nn.capture import tap
+from isoform.nn.dropout import dropout
 from isoform.nn.linear import Packed
 
 
@@ -25,7 +25,7 @@ class TwoLayer(nn.Module):
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same map at every position."""
         hidden = self.activation(tap(self, "preactivation", self.up(x)))
-        hidden = F.dropout(tap(self, "hidden", hidden), self.cfg.dropout, self.training)
+        hidden = dropout(tap(self, "hidden", hidden), self.cfg.dropout, self.training)
         return self.down(hidden)
 
 
@@ -45,7 +45,7 @@ class Gated(nn.Module):
         """The same map at every position."""
         gate, up = self.gate_up.project(x)
         hidden = self.activation(tap(self, "gate", gate)) * tap(self, "content", up)
-        hidden = F.dropout(tap(self, "hidden", hidden), self.cfg.dropout, self.training)
+        hidden = dropout(tap(self, "hidden", hidden), self.cfg.dropout, self.training)
         return self.down(hidden)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from isoform import config
 from isoform.nn.activations import activation
 from isoform.nn.capture import tap
+from isoform.nn.dropout import dropout
 from isoform.nn.norms import norm
 
 
@@ -95,9 +96,9 @@ class SequenceHead(nn.Module):
         self, hidden: Float[Tensor, "batch length d_model"], real: Bool[Tensor, "batch length"] | None
     ) -> tuple[Float[Tensor, "batch d_model"], Float[Tensor, "batch labels"]]:
         """The pooled state and the scores."""
-        pooled = F.dropout(pool(hidden, real, self.cfg.pooling), self.cfg.input_dropout, self.training)
+        pooled = dropout(pool(hidden, real, self.cfg.pooling), self.cfg.input_dropout, self.training)
         pooled = tap(self, "pooled", self.pooler(pooled))
-        return pooled, tap(self, "logits", self.labels(F.dropout(pooled, self.cfg.dropout, self.training)))
+        return pooled, tap(self, "logits", self.labels(dropout(pooled, self.cfg.dropout, self.training)))
 
 
 class TaggingHead(nn.Module):
@@ -111,7 +112,7 @@ class TaggingHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length labels"]:
         """The scores."""
-        x = F.dropout(self.dense(hidden), self.cfg.dropout, self.training)
+        x = dropout(self.dense(hidden), self.cfg.dropout, self.training)
         return tap(self, "logits", self.labels(x))
 
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from isoform.config import ModelConfig
+from isoform.nn.biases import RelativeBias
 from isoform.nn.embedding import Embedding
 from isoform.nn.experts import Experts
 from isoform.nn.heads import TokenHead
 from isoform.nn.linear import Packed
 from isoform.nn.norms import Norm
-from isoform.nn.positions import Learned, RelativeBias
+from isoform.nn.positions import Learned
 
 
 @torch.no_grad()
@@ -37,7 +38,7 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int | None = None) -
                 module.bias.zero_()
         elif isinstance(module, nn.Linear):
             _glorot(module.weight, generator)
-            if module.bias is not None:
+            if module.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
                 module.bias.zero_()
         elif isinstance(module, Experts):
             for weight in (module.up, module.down):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from isoform import config
-from isoform.nn.attention import Attention, Heads, Reading
+from isoform.nn.attention import Attention
 from isoform.nn.cache import LayerCache
 from isoform.nn.capture import tap
+from isoform.nn.dropout import dropout
 from isoform.nn.feed_forward import feed_forward
+from isoform.nn.kernels import Heads
 from isoform.nn.norms import norm
+from isoform.nn.reading import Reading
 
 Stream = Float[Tensor, "batch length d_model"]
 
@@ -41,7 +43,7 @@ class Residual(nn.Module):
         return tap(self, "output", self.after_sum(self._add(inner if self.from_normalised else x, increment)))
 
     def _add(self, x: Stream, increment: Stream) -> Stream:
-        increment = F.dropout(increment, self.dropout, self.training)
+        increment = dropout(increment, self.dropout, self.training)
         if self.scale != 1.0:
             increment = increment * self.scale
         return tap(self, "sum", x + increment)
@@ -108,10 +110,10 @@ class ParallelLayer(nn.Module):
     ) -> Stream:
         """``[B, T, d]`` to ``[B, T, d]``."""
         inner = tap(self, "normalised", self.attention_norm(x))
-        read = F.dropout(self.attention(inner, reading, None, cache), self.dropouts[0], self.training)
+        read = dropout(self.attention(inner, reading, None, cache), self.dropouts[0], self.training)
         if not self.shared:
             inner = self.feed_forward_norm(x)
-        mixed = F.dropout(self.feed_forward(inner), self.dropouts[1], self.training)
+        mixed = dropout(self.feed_forward(inner), self.dropouts[1], self.training)
         increment = tap(self, "increment", read + mixed)
         return tap(self, "output", x + (increment if self.scale == 1.0 else increment * self.scale))
 

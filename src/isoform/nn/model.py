@@ -16,8 +16,9 @@ from isoform.nn.embedding import Embedding
 from isoform.nn.heads import PoolingHead, SequenceHead, TaggingHead, TokenHead
 from isoform.nn.initialise import initialise
 from isoform.nn.stack import Memory, Sides, Stack
+from isoform.places import Places
 from isoform.tokens import Tokens
-from isoform.visibility import Places, Visibility
+from isoform.visibility import Visibility
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class Output:
 
     Args:
         hidden: ``[B, T, d]`` last hidden states, after the final norm.
-        logits: ``[B, T, V]`` scores over tokens, ``[B, T, L]`` or ``[B, L]`` over labels; None without a head.
+        logits: ``[B, T, V]`` scores over tokens, ``[B, T, L]`` or ``[B, L]`` over labels; None: no head.
         memory: ``[B, S, d]`` what the encoder left for the decoder.
         pooled: ``[B, d]`` one vector a sequence, where the head pools.
     """

@@ -1,4 +1,4 @@
-"""Where a token stands, as the network sees it: sinusoids, tables, rotation, slopes, distance buckets (R43)."""
+"""Where a token stands, as the network sees it: sinusoids, tables, rotation (R43). See also `biases`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from isoform.errors import ShapeError
 
 
 class Sinusoidal(nn.Module):
-    """Fixed sines and cosines. Nothing is stored: the table is rebuilt exactly from the configuration (R37)."""
+    """Fixed sines and cosines. Nothing is stored: the configuration rebuilds the table exactly (R37)."""
 
     def __init__(self, cfg: config.Sinusoidal, width: int) -> None:
         super().__init__()
@@ -139,74 +139,14 @@ def rotate(
     """Turn each channel pair by its position's angle; channels beyond the rotary width pass through."""
     cos, sin = table
     pairs = cos.shape[-1]
-    turned, rest = (x, None) if x.shape[-1] == 2 * pairs else (x[..., : 2 * pairs], x[..., 2 * pairs :])
+    turned, rest = (
+        (x, None) if x.shape[-1] == 2 * pairs else x.split((2 * pairs, x.shape[-1] - 2 * pairs), -1)
+    )
     if layout == "half":
-        a, b = turned[..., :pairs], turned[..., pairs:]
+        a, b = turned.split(pairs, -1)
         out = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     else:
         a, b = turned[..., 0::2], turned[..., 1::2]
         out = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    out = out.to(x.dtype)  # under autocast the table is wider than the heads
     return out if rest is None else torch.cat([out, rest], -1)
-
-
-def alibi_slopes(n_heads: int) -> list[float]:
-    """Slope of each head (Press et al. 2021): powers of 2^(-8/n), completed as in the paper's code for any n."""
-    power = 2 ** math.floor(math.log2(n_heads))
-    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
-    slopes += [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(n_heads - power)]
-    return slopes
-
-
-def _float32_slopes(n_heads: int) -> Float[Tensor, " h"]:
-    """The slopes as powers taken in float32, which is how rounded biases are published."""
-    power = 2 ** math.floor(math.log2(n_heads))
-    base, between = (torch.tensor(2.0 ** (-8.0 / n), dtype=torch.float32) for n in (power, 2 * power))
-    whole = base ** torch.arange(1, power + 1, dtype=torch.int32)
-    odd = torch.arange(1, max(2 * (n_heads - power), 1), 2, dtype=torch.int32)
-    return torch.cat([whole, between**odd])
-
-
-def alibi_bias(
-    cfg: config.Alibi,
-    n_heads: int,
-    query: Int[Tensor, "rows query"],
-    key: Int[Tensor, "rows key"],
-    dtype: torch.dtype,
-) -> Float[Tensor, "rows h query key"]:
-    """-slope · |i - j| for every head; slope · j where the configuration says that it is rounded."""
-    if cfg.rounding != "none":
-        narrow = torch.bfloat16 if cfg.rounding == "bfloat16" else torch.float32
-        slopes = _float32_slopes(n_heads).to(query.device, narrow)
-        rounded = slopes[:, None, None] * key.to(narrow)[:, None, None, :]
-        return (rounded.to(dtype) * cfg.factor).expand(-1, -1, query.shape[-1], -1)
-    slopes = torch.tensor(alibi_slopes(n_heads), dtype=torch.float64, device=query.device) * cfg.factor
-    distance = (query[:, None, :, None] - key[:, None, None, :]).abs()
-    return -(slopes.to(dtype)[:, None, None] * distance)
-
-
-class RelativeBias(nn.Module):
-    """A learned score per head and distance bucket, one table for all layers of a stack (T5)."""
-
-    def __init__(self, cfg: config.RelativeBuckets, n_heads: int) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.weight = nn.Parameter(torch.empty(cfg.n_buckets, n_heads))
-
-    def forward(
-        self, query: Int[Tensor, "rows query"], key: Int[Tensor, "rows key"]
-    ) -> Float[Tensor, "rows h query key"]:
-        """The bias of every (query, key) pair."""
-        buckets = relative_buckets(self.cfg, key[:, None, :] - query[:, :, None])
-        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2)
-
-
-def relative_buckets(cfg: config.RelativeBuckets, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-    """The bucket of a signed distance key - query (Raffel et al. 2020, appendix; float32 logarithm as published)."""
-    n = cfg.n_buckets // 2 if cfg.bidirectional else cfg.n_buckets
-    bucket = (ahead > 0).long() * n if cfg.bidirectional else torch.zeros_like(ahead)
-    distance = ahead.abs() if cfg.bidirectional else (-ahead).clamp(min=0)
-    exact = n // 2
-    coarse = exact + (
-        torch.log(distance.clamp(min=1).float() / exact) / math.log(cfg.max_distance / exact) * (n - exact)
-    ).long().clamp(max=n - 1 - exact)
-    return bucket + torch.where(distance < exact, distance, coarse)

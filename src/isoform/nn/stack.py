@@ -8,22 +8,24 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from isoform import config
-from isoform.nn.attention import Attention, Reading
+from isoform.nn.attention import Attention
+from isoform.nn.biases import AlibiBias, RelativeBias
 from isoform.nn.cache import Cache
 from isoform.nn.capture import tap
+from isoform.nn.dropout import dropout
 from isoform.nn.layer import Layer, ParallelLayer, layer
 from isoform.nn.norms import norm
-from isoform.nn.positions import RelativeBias, alibi_bias, rotary_table
+from isoform.nn.positions import rotary_table
+from isoform.nn.reading import Reading
+from isoform.places import Places
 from isoform.visibility import (
     Bidirectional,
     Causal,
     Cross,
     Documents,
     Padding,
-    Places,
     Prefix,
     Visibility,
     Window,
@@ -40,7 +42,7 @@ Kind = tuple[int | None, config.Rotary | config.Alibi | config.RelativeBuckets |
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Memory:
-    """What an encoder leaves for the decoder: hidden states ``[B, S, d]`` and where the source tokens stand."""
+    """What an encoder leaves for the decoder: states ``[B, S, d]`` and where the source tokens stand."""
 
     hidden: Float[Tensor, "batch source d_model"]
     places: Places
@@ -112,7 +114,7 @@ class Stack(nn.Module):
                 source = memory.hidden
             x = block(x, readings[kind], crossing, source, None if cache is None else cache.layers[i])
         x = self.final_norm(x)
-        return tap(self, "output", F.dropout(x, self.cfg.final_dropout, self.training))
+        return tap(self, "output", dropout(x, self.cfg.final_dropout, self.training))
 
     def blocks(self) -> list[Layer | ParallelLayer]:
         """The layers, typed."""
@@ -137,11 +139,11 @@ class Stack(nn.Module):
             lengths = self._lengths(sides) if dynamic else None
             rotary = rotary_table(positions, sides.positions, lengths, dtype)
             if dynamic and cache is not None:
-                # The frequencies change as the row grows, so keys are stored as they are and turned when read.
+                # The frequencies change as the row grows: keys are stored as they are and turned when read.
                 keys = sides.positions if sides.fresh else key.index
                 rotary_keys = rotary_table(positions, keys, lengths, dtype)
         elif isinstance(positions, config.Alibi):
-            bias = alibi_bias(positions, n_heads, query.index, key.index, dtype)
+            bias = AlibiBias(positions, n_heads, query.index, key.index)
         elif isinstance(positions, config.RelativeBuckets):
             assert self.relative_bias is not None
             bias = self.relative_bias(query.index, key.index)

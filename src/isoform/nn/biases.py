@@ -1,0 +1,113 @@
+"""What positions add to attention scores: slopes (ALiBi) and learned distance buckets (T5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from isoform import config
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """Slope of each head (Press et al. 2021): powers of 2^(-8/n), completed as the paper's code does."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
+    slopes += [2.0 ** (-8.0 * (2 * i + 1) / (2 * power)) for i in range(n_heads - power)]
+    return slopes
+
+
+def _float32_slopes(n_heads: int) -> Float[Tensor, " h"]:
+    """The slopes as powers taken in float32, which is how rounded biases are published."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    base, between = (torch.tensor(2.0 ** (-8.0 / n), dtype=torch.float32) for n in (power, 2 * power))
+    whole = base ** torch.arange(1, power + 1, dtype=torch.int32)
+    odd = torch.arange(1, max(2 * (n_heads - power), 1), 2, dtype=torch.int32)
+    return torch.cat([whole, between**odd])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AlibiBias:
+    """-slope · |i - j| for every head; slope · j where the configuration says that it is rounded."""
+
+    cfg: config.Alibi
+    n_heads: int
+    query: Int[Tensor, "rows query"]
+    key: Int[Tensor, "rows key"]
+    trained: bool = False
+
+    def dense(self, dtype: torch.dtype) -> Float[Tensor, "rows h query key"]:
+        """The bias of every (query, key) pair."""
+        slopes = self._slopes(dtype)[:, None, None]
+        if self.cfg.rounding != "none":
+            bias = self._rounded(slopes, self.key[:, None, None, :], dtype)
+            return bias.expand(-1, -1, self.query.shape[-1], -1)
+        return -(slopes * (self.query[:, None, :, None] - self.key[:, None, None, :]).abs())
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The bias of one pair."""
+        slope = self._slopes(torch.float32)[h]
+        key = self.key[b if self.key.shape[0] > 1 else b * 0, k]
+        if self.cfg.rounding != "none":
+            return self._rounded(slope, key, torch.float32)
+        return -(slope * (self.query[b if self.query.shape[0] > 1 else b * 0, q] - key).abs())
+
+    def _slopes(self, dtype: torch.dtype) -> Float[Tensor, " h"]:
+        if self.cfg.rounding != "none":
+            return _float32_slopes(self.n_heads).to(self.key.device)
+        slopes = torch.tensor(alibi_slopes(self.n_heads), dtype=torch.float64, device=self.key.device)
+        return (slopes * self.cfg.factor).to(dtype)
+
+    def _rounded(self, slopes: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:
+        narrow = torch.bfloat16 if self.cfg.rounding == "bfloat16" else torch.float32
+        return (slopes.to(narrow) * key.to(narrow)).to(dtype) * self.cfg.factor
+
+
+class RelativeBias(nn.Module):
+    """A learned score per head and distance bucket, one table for all layers of a stack (T5)."""
+
+    def __init__(self, cfg: config.RelativeBuckets, n_heads: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.weight = nn.Parameter(torch.empty(cfg.n_buckets, n_heads))
+
+    def forward(self, query: Int[Tensor, "rows query"], key: Int[Tensor, "rows key"]) -> BucketBias:
+        """The bias between these places."""
+        return BucketBias(self.cfg, self.weight, query, key, self.weight.requires_grad)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BucketBias:
+    """weight[bucket of j - i, head]."""
+
+    cfg: config.RelativeBuckets
+    weight: Float[Tensor, "buckets h"]
+    query: Int[Tensor, "rows query"]
+    key: Int[Tensor, "rows key"]
+    trained: bool
+
+    def dense(self, dtype: torch.dtype) -> Float[Tensor, "rows h query key"]:
+        """The bias of every (query, key) pair."""
+        buckets = relative_buckets(self.cfg, self.key[:, None, :] - self.query[:, :, None])
+        return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2).to(dtype)
+
+    def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The bias of one pair."""
+        key = self.key[b if self.key.shape[0] > 1 else b * 0, k]
+        query = self.query[b if self.query.shape[0] > 1 else b * 0, q]
+        return self.weight[relative_buckets(self.cfg, key - query), h]
+
+
+def relative_buckets(cfg: config.RelativeBuckets, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    """The bucket of a signed distance key - query (Raffel et al. 2020; float32 logarithm as published)."""
+    n = cfg.n_buckets // 2 if cfg.bidirectional else cfg.n_buckets
+    bucket = (ahead > 0).long() * n if cfg.bidirectional else torch.zeros_like(ahead)
+    distance = ahead.abs() if cfg.bidirectional else (-ahead).clamp(min=0)
+    exact = n // 2
+    coarse = exact + (
+        torch.log(distance.clamp(min=1).float() / exact) / math.log(cfg.max_distance / exact) * (n - exact)
+    ).long().clamp(max=n - 1 - exact)
+    return bucket + torch.where(distance < exact, distance, coarse)
