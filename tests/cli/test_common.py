@@ -27,6 +27,10 @@ def number():
 def broken():
     raise KeyError("a key")
 
+def refuses():
+    from isoform.errors import ConfigError
+    raise ConfigError("n_heads: 3 does not fit")
+
 value = 3
 """
 
@@ -60,6 +64,7 @@ def test_a_factory_in_a_module(factories: Path, monkeypatch: pytest.MonkeyPatch)
         ("{}:value", "value is a int, expected a function"),
         ("{}:number", "returned a int, expected a torch.nn.Module"),
         ("{}:broken", "failed with KeyError: 'a key' .*some_factories.py:"),
+        ("{}:refuses", "^n_heads: 3 does not fit$"),
         ("no_such_file.py:build", "no_such_file.py: no such file"),
         ("no_such_package.models:build", "no module named 'no_such_package'"),
         ("no_such.toml", "no_such.toml: no such file"),

@@ -138,7 +138,8 @@ def test_python_dash_m_under_an_ascii_locale():
 def test_a_reader_that_leaves_is_no_error():
     code = (
         "import sys, types; from isoform import cli; module = types.ModuleType('isoform.cli.show');"
-        "module.command = lambda: print('x' * 10_000_000); sys.modules['isoform.cli.show'] = module;"
+        "module.command = lambda: [print('line', i) for i in range(100_000)];"
+        "sys.modules['isoform.cli.show'] = module;"
         "cli.commands = lambda: {'show': cli.Entry('show', '')}; sys.exit(cli.main(['show']))"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
