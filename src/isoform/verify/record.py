@@ -61,6 +61,7 @@ class Node:
         module: dotted path of the innermost module that was running.
         source: file and line outside PyTorch that asked for it.
         call: the operator itself, to run it again; None in a recording that was read from a file.
+        inplace: it wrote its result over its first argument.
     """
 
     number: int
@@ -71,6 +72,7 @@ class Node:
     module: str
     source: str
     call: Callable[..., Any] | None = None
+    inplace: bool = False
 
     def refs(self) -> Iterator[Ref]:
         """Every tensor argument, in order."""
@@ -223,6 +225,7 @@ class _Recorder(TorchDispatchMode):
         self.constants: dict[int, Tensor] = {}
         self.parameters: dict[str, Tensor] = {}
         self._known: dict[int, Ref] = {}
+        self._memory: dict[int, list[int]] = {}
         self._alive: list[Any] = []  # ids are only unique while their tensors live
         self._module = subject.module
         self._stack: list[str] = [""]
@@ -273,10 +276,8 @@ class _Recorder(TorchDispatchMode):
             self._keep_old_value(args[0])
         out = func(*args, **kwargs)
         outputs = [o for o in (out if isinstance(out, tuple | list) else (out,)) if isinstance(o, Tensor)]
-        if (
-            not outputs
-            or (not any(True for _ in _refs((refs, *named.values())))
-            and name in ("empty", "empty_like"))
+        if not outputs or (
+            not any(True for _ in _refs((refs, *named.values()))) and name in ("empty", "empty_like")
         ):
             return out
         source = _source()
@@ -287,26 +288,28 @@ class _Recorder(TorchDispatchMode):
                 continue
             number = len(self.nodes)
             extra = {**named, "output": index} if index else named
-            self.nodes.append(
-                Node(
-                    number,
-                    name.rstrip("_"),
-                    tuple(refs),
-                    extra,
-                    value.detach(),
-                    self._stack[-1],
-                    source,
-                    func,
-                )
+            inplace = name.endswith("_") and not name.startswith("_")
+            node = Node(
+                number,
+                name.rstrip("_"),
+                tuple(refs),
+                extra,
+                value.detach(),
+                self._stack[-1],
+                source,
+                func,
+                inplace,
             )
+            self.nodes.append(node)
+            self._memory.setdefault(value.untyped_storage().data_ptr(), []).append(number)
             self._known[id(value)] = Ref("node", number)
             self._alive.append(value)
         return out
 
     def _keep_old_value(self, tensor: Tensor) -> None:
-        ref = self._known.get(id(tensor))
-        if ref is not None and ref.kind == "node":
-            node = self.nodes[int(ref.name)]
+        """Before an operation in place: copy the values of all earlier nodes that live in the same memory."""
+        for number in self._memory.pop(tensor.untyped_storage().data_ptr(), []):
+            node = self.nodes[number]
             node.value = node.value.clone()
 
     def _as_refs(self, value: Any) -> Any:
