@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.keys import IRRELEVANT, Keys
 from isoform.checkpoints.mapping import load_weights, save_weights
 from isoform.checkpoints.protocol import read_protocol, write_protocol
+from isoform.checkpoints.relayout import with_layout
 from isoform.checkpoints.shards import SINGLE, open_folder
 from isoform.checkpoints.weights import skeleton
 from isoform.config import ModelConfig, difference
@@ -88,6 +90,8 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
     Raises:
         ArtifactError: no family, or not the one asked for, can say this configuration; with the reason.
     """
+    bundle = dataclasses.replace(bundle, model=with_layout(bundle.model, "half"))
+    bundle = dataclasses.replace(bundle, config=bundle.model.config)
     chosen, table, kind = _expressed(bundle, family)
     config = bundle.config
     known = (

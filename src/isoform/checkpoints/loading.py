@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from isoform.checkpoints import artifact, huggingface
+from isoform.checkpoints import artifact, huggingface, llama2c
 from isoform.checkpoints.bundle import Bundle
 from isoform.errors import ArtifactError
 
@@ -42,6 +42,8 @@ def load(
         raise ArtifactError(f"{path}: not an Isoform artifact, so there is no probe to check it by")
     if huggingface.is_checkpoint(path):
         return huggingface.load(path, dtype=dtype, device=device, unpickle=unpickle)
+    if llama2c.is_llama2c(path):
+        return llama2c.load(path, dtype=dtype, device=device)
     raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")
 
 

@@ -176,8 +176,8 @@ def read_albert(keys: Keys, kind: HeadKind) -> ModelConfig:
         dropout=drop,
     )
     layer = post_norm(
-        d, keys.integer("num_attention_heads", 64), keys.integer("intermediate_size", 16_384), act, norm, drop,
-        keys.real("attention_probs_dropout_prob", 0.0),
+        d, keys.integer("num_attention_heads", 64), keys.integer("intermediate_size", 16_384), act, norm,
+        drop, keys.real("attention_probs_dropout_prob", 0.0),
     ).replace(residual_dropout_on="attention")  # fmt: skip
     n, groups = keys.integer("num_hidden_layers", 12), keys.integer("num_hidden_groups", 1)
     of = [int(i / (n / groups)) for i in range(n)]
