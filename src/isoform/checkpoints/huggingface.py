@@ -12,6 +12,7 @@ import torch
 from isoform.checkpoints import families
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.families.family import Family, HeadKind
+from isoform.checkpoints.folder_vocabularies import Found, find
 from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.keys import IRRELEVANT, Keys
 from isoform.checkpoints.mapping import load_weights, save_weights
@@ -21,6 +22,8 @@ from isoform.checkpoints.shards import SINGLE, open_folder
 from isoform.checkpoints.weights import skeleton
 from isoform.config import ModelConfig, difference
 from isoform.config.files import write_text
+from isoform.config.protocol import Protocol
+from isoform.data.tokenizer import Template
 from isoform.errors import ArtifactError, IsoformError, did_you_mean
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -75,8 +78,30 @@ def load(
     protocol = read_protocol(
         table, generation, encoder_decoder=config.structure == "encoder-decoder", bos=family.bos
     )
+    found = find(folder, family.model_type, table)
+    if found is not None:
+        _refuse_foreign(found, config, folder)
+        protocol = _with_template(protocol, found.source.template, config)
     provenance = {"format": "hf", "family": family.model_type, "folder": folder.name, "config": table}
-    return Bundle(model.eval(), config, None, None, protocol, provenance)
+    source = None if found is None or config.source is None else found.source
+    return Bundle(model.eval(), config, None if found is None else found.target, source, protocol, provenance)
+
+
+def _with_template(protocol: Protocol, template: Template, config: ModelConfig) -> Protocol:
+    """The tokenizer's own word on what surrounds a text; a decoder's prompt has a beginning only."""
+    if config.structure == "decoder":
+        return protocol.replace(start=template.prefix)
+    return protocol.replace(source_prefix=template.prefix, source_suffix=template.suffix)
+
+
+def _refuse_foreign(found: Found, config: ModelConfig, folder: Path) -> None:
+    sides = (("target", found.target, config.embedding), ("source", found.source, config.source))
+    for side, tokenizer, table in sides:
+        if table is not None and tokenizer.vocab_size > table.vocab_size:
+            raise ArtifactError(
+                f"{folder}: the {side} vocabulary has {tokenizer.vocab_size} tokens, "
+                f"its table {table.vocab_size} rows"
+            )
 
 
 def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:

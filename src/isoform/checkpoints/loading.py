@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from isoform.checkpoints import artifact, huggingface, llama2c
+from isoform.checkpoints import artifact, ctranslate2, huggingface, llama2c
 from isoform.checkpoints.bundle import Bundle
 from isoform.errors import ArtifactError
 
@@ -23,7 +23,8 @@ def load(
     """Open an artifact, or a checkpoint of a known family.
 
     Args:
-        path: an artifact, or a folder with ``config.json`` and weights in the layout of `transformers`.
+        path: an artifact; a folder with ``config.json`` and weights in the layout of `transformers`; a
+            folder of CTranslate2; a ``.bin`` file of llama2.c.
         check: re-run the golden probe of an artifact; a checkpoint carries none to be held against.
         dtype: what to hold the weights in; default: as stored.
         device: where to put the network.
@@ -42,6 +43,8 @@ def load(
         raise ArtifactError(f"{path}: not an Isoform artifact, so there is no probe to check it by")
     if huggingface.is_checkpoint(path):
         return huggingface.load(path, dtype=dtype, device=device, unpickle=unpickle)
+    if ctranslate2.is_ctranslate2(path):
+        return ctranslate2.load(path, dtype=dtype, device=device)
     if llama2c.is_llama2c(path):
         return llama2c.load(path, dtype=dtype, device=device)
     raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")

@@ -93,7 +93,7 @@ class Target:
 class Entry(Protocol):
     """A line of a mapping: makes the rules for those parameters that the network has."""
 
-    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterable[Rule]:
         """Rules, under a prefix on each side."""
         ...
 
