@@ -1,0 +1,80 @@
+"""Fitting any network to any batches, resumably: the entry below `isoform.training.train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from isoform.config import ModelConfig, difference_in_words
+from isoform.config.base import Frozen
+from isoform.config.files import read, write
+from isoform.errors import ConfigError
+from isoform.nn import Transformer
+from isoform.training.lock import locked
+from isoform.training.loop import FitResult, run_loop
+from isoform.training.settings import Training
+from isoform.training.updates import AnyBatches
+
+C = TypeVar("C", bound=Frozen)
+
+
+class _Fit(Frozen):
+    """What a folder was begun with."""
+
+    model: ModelConfig
+    training: Training
+
+
+def fit(
+    model: Transformer,
+    train: AnyBatches,
+    validation: AnyBatches | None,
+    settings: Training,
+    folder: Path,
+    *,
+    where: Callable[[int], str] = "record {}".format,
+    quiet: bool = False,
+) -> FitResult:
+    """Train a network in place. The same call in the same folder goes on where an earlier one stopped, to the
+    very same numbers, and returns at once where it had finished.
+
+    Args:
+        model: freshly built; its first weights must be the same at every call (`isoform.build` with a seed).
+        train: batches to learn from; the same epoch must always give the same batches.
+        validation: chooses the checkpoint and the stop.
+        settings: everything else. ``batches`` and ``masking`` have been used by the caller.
+        folder: holds checkpoints, ``log.csv`` and ``loss.png``.
+        where: names the sample of a row, for messages.
+        quiet: no bar and no remarks.
+
+    Returns:
+        How it ended. The network has the weights that validation chose; after a signal, the last ones.
+
+    Raises:
+        ConfigError: the folder belongs to another network or other settings, or to a process still running.
+        SupervisionError: labels that leak (R23), inputs not shifted once (R24), or nothing supervised.
+        DivergenceError: a loss or gradient that is not finite.
+        ArtifactError: no checkpoint in the folder is whole.
+    """
+    with locked(folder):
+        agree(folder / "fit.toml", _Fit(model=model.config, training=settings))
+        return run_loop(model, train, validation, settings, folder, where=where, quiet=quiet)
+
+
+def agree(path: Path, config: Frozen) -> None:
+    """Write down what a folder is begun with, or refuse to go on with something else.
+
+    Raises:
+        ConfigError: the differences in words.
+    """
+    if not path.exists():
+        write(config, path)
+        return
+    begun = read(type(config), path)
+    if begun != config:
+        differences = "; ".join(difference_in_words(begun, config))
+        raise ConfigError(
+            f"{path.parent}: was begun with another configuration (the first) than this one (the second):"
+            f" {differences}; give the same one or another folder"
+        )

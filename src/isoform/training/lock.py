@@ -1,0 +1,32 @@
+"""One process a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from isoform.errors import ConfigError
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Hold the folder. The system lets go of it when the process ends, however it ends.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"{folder}: another process is training in this folder; wait for it or choose another"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,138 @@
+"""One trial step on the largest batch: does it fit, how long does it take, does everything learn."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoform.data.batching import Batch, LabelledBatch
+from isoform.errors import SupervisionError
+from isoform.nn import Transformer
+from isoform.training.guard import DivergenceError, first_fault
+from isoform.training.loss import Work, batch_loss, check_fit, check_shift
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What a step on the largest batch of the first epoch came to.
+
+    Attributes:
+        rows: rows of the batch.
+        tokens: ids in it, padding included.
+        supervised: positions that are learnt from.
+        loss: mean loss a supervised position, before any learning.
+        seconds: forward and backward pass.
+        activation_bytes: what is held for the backward pass (on a CUDA device: the allocator's peak).
+        weight_bytes: weights, gradients and the optimizer's two means.
+        without_gradient: parameters that this batch does not reach.
+    """
+
+    rows: int
+    tokens: int
+    supervised: int
+    loss: float
+    seconds: float
+    activation_bytes: int
+    weight_bytes: int
+    without_gradient: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def trial_step(
+    model: Transformer, batch: Batch | LabelledBatch, device: torch.device, context: Context, smoothing: float
+) -> Trial:
+    """Run one step without updating anything; random state and gradients are left as they were.
+
+    Raises:
+        SupervisionError: labels that leak, inputs not shifted exactly once, or nothing supervised.
+        ConfigError: a head or structure that does not fit the data.
+        DivergenceError: the loss is not finite before anything was learnt.
+    """
+    check_fit(model, batch)
+    if isinstance(batch, Batch):
+        check_shift(batch)
+    work = Work.of(batch, device)
+    if work.count == 0:
+        raise SupervisionError(
+            "the largest batch has no supervised position: there is nothing to learn from it"
+        )
+    model.train()
+    with _own_random_state(device):
+        held, start = _Held(model), time.perf_counter()
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with held.watch(), context():
+            sums = batch_loss(model, work, smoothing=smoothing)
+            loss = sums.loss / work.count + sums.balance
+        loss.backward()
+        value = float(loss.detach())
+        seconds = time.perf_counter() - start
+        if not torch.isfinite(loss):
+            cause = first_fault(model, work, context, smoothing)
+            raise DivergenceError(f"trial step: the loss is {value} before anything was learnt; {cause}")
+    missing = tuple(name for name, p in model.named_parameters() if p.grad is None)
+    model.zero_grad(set_to_none=True)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else held.bytes
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return Trial(
+        len(batch.rows), batch.padded_tokens(), work.count, value, seconds, peak, 4 * weights, missing
+    )
+
+
+def step_seconds(
+    model: Transformer, work: Work, device: torch.device, context: Context, smoothing: float, repeats: int = 3
+) -> float:
+    """Seconds of a forward and backward pass: the least of several, after one that is not counted."""
+    model.train()
+    found: list[float] = []
+    with _own_random_state(device):
+        for _ in range(repeats + 1):
+            start = time.perf_counter()
+            with context():
+                sums = batch_loss(model, work, smoothing=smoothing)
+            sums.loss.backward()
+            float(sums.nll)  # waits for the device
+            found.append(time.perf_counter() - start)
+    model.zero_grad(set_to_none=True)
+    return min(found[1:])
+
+
+@contextlib.contextmanager
+def _own_random_state(device: torch.device) -> Generator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+class _Held:
+    """Counts the bytes that autograd keeps for the backward pass, weights left out."""
+
+    def __init__(self, model: Transformer) -> None:
+        self._weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        self._seen: dict[int, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        """The sum over distinct storages."""
+        return sum(self._seen.values())
+
+    def watch(self) -> AbstractContextManager[object]:
+        """Count inside this context."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._weights:
+            self._seen[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()

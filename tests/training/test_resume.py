@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from isoform.errors import ArtifactError, ConfigError
+from isoform.training import fit
+from isoform.training.checkpoint import Store
+from training import toys
+from training.runs import figures, last_state, run, same, settings, stopped_after, validation
+
+
+def test_resuming_gives_the_very_same_numbers(tmp_path: Path) -> None:
+    _, whole = run(tmp_path / "whole")
+    halves = tmp_path / "halves"
+    stopped_after(5, halves)
+    _, resumed = run(halves)
+    assert same(whole, resumed)
+    assert figures(tmp_path / "whole") == figures(halves)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, whole = run(tmp_path / "whole")
+    folder = tmp_path / "damaged"
+    stopped_after(8, folder)
+    store = Store(folder / "checkpoints")
+    newest = store.steps()[-1]
+    assert newest == 8
+    path = store.path(newest) / "optimizer.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    step, remarks = store.latest()
+    assert step == 6
+    assert len(remarks) == 1 and "step-00000008" in remarks[0] and "optimizer.safetensors" in remarks[0]
+    (store.path(6) / "complete.json").unlink()
+    model = toys.pair_model(dropout=0.2)
+    fit(
+        model,
+        toys.pairs(),
+        validation(),
+        settings(),
+        folder,
+        where="toy.tsv, line {}".format,
+    )
+    assert same(whole, model)
+    said = capsys.readouterr().err
+    assert "step-00000006: complete.json is missing" in said and "resuming after step 4" in said
+
+
+def test_without_a_whole_checkpoint_there_is_no_resuming(tmp_path: Path) -> None:
+    stopped_after(4, tmp_path)
+    store = Store(tmp_path / "checkpoints")
+    for step in store.steps():
+        (store.path(step) / "state.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"none of its . checkpoints is whole"):
+        run(tmp_path)
+
+
+def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "checkpoints" / ".step-00000003.x.tmp"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    run(tmp_path)
+    assert not left.exists()
+
+
+def test_other_settings_are_refused_in_words(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(ConfigError, match=r"label_smoothing.*0\.1 in the first, 0\.3 in the second"):
+        run(tmp_path, label_smoothing=0.3)
+    with pytest.raises(ConfigError, match="begun with another configuration"):
+        run(tmp_path, dropout=0.0)
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    _, model = run(tmp_path)
+    assert model.tied()
+    names = set(Store(tmp_path / "checkpoints").weights(12))
+    assert names == {name for name, _ in model.named_parameters()}
+
+
+def test_old_checkpoints_go_and_the_best_stays(tmp_path: Path) -> None:
+    result, _ = run(tmp_path, steps=30, validate_every=2, checkpoint_every=3, keep=2)
+    steps = Store(tmp_path / "checkpoints").steps()
+    assert len(steps) <= 4 and steps[-1] == 30 and result.state.best_step in steps
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+from training import runs
+torch.set_num_threads(1)
+runs.run(Path(sys.argv[1]), steps=40, checkpoint_every=4, validate_every=6)
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    here = str(Path(__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder)],
+        env={**os.environ, "PYTHONPATH": here},
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_for(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    store = Store(folder / "checkpoints")
+    while process.poll() is None and (store.steps() or [0])[-1] < step:
+        time.sleep(0.002)
+
+
+def test_killed_at_any_moment_it_ends_with_the_same_weights(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    run(tmp_path / "whole", steps=40, checkpoint_every=4, validate_every=6)
+    folder = tmp_path / "killed"
+    for step in (4, 14, 24):
+        with start(folder) as process:
+            wait_for(folder, step, process)
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+    process = start(folder)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+    last = Store(folder / "checkpoints").weights(40)
+    expected = Store(tmp_path / "whole" / "checkpoints").weights(40)
+    assert all(torch.equal(last[name], expected[name]) for name in expected)
+    assert figures(folder) == figures(tmp_path / "whole")
+
+
+def test_a_second_process_is_refused_and_a_signal_saves(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    wait_for(tmp_path, 4, process)
+    with pytest.raises(ConfigError, match="another process"):
+        run(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+    state = last_state(tmp_path)
+    assert 4 <= state["step"] < 40
+    result, _ = run(tmp_path, steps=40, checkpoint_every=4, validate_every=6)
+    assert result.finished and result.state.step == 40
