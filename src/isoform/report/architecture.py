@@ -61,7 +61,8 @@ def parameters(console: Console, counts: Mapping[str, Any], *, agree: bool, dept
         steps = part["path"].replace("layers.", "layers ").split(".")
         if len(steps) > depth:
             continue
-        form = f"that of {part['shared_with']}" if part["shared_with"] else part["formula"]
+        shared = part["shared_with"] or (part["formula"] == "0" and "a shared tensor")
+        form = f"that of {shared}" if part["shared_with"] else shared or part["formula"]
         repeat = part["repeat"] if part["repeat"] != 1 else ""
         wrong = part["counted"] is not None and part["counted"] != part["total"]
         counted = Text(number(part["counted"]), style="bold red" if wrong else "")

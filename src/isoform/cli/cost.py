@@ -1,0 +1,142 @@
+"""``isoform cost``."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from isoform.cli import common
+from isoform.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isoform.config import ModelConfig
+    from isoform.cost.workload import Workload
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}B": 1000**n for n, letter in enumerate("kMGTP", 1)},
+    **{f"{letter}iB": 1024**n for n, letter in enumerate("KMGTP", 1)},
+}
+
+
+def command(
+    target: common.TargetName,
+    batch: Annotated[int, typer.Option(min=1, help="Rows, over all devices.")] = 1,
+    length: Annotated[
+        int, typer.Option(min=1, help="Tokens of the stream the head reads; in decode those known so far.")
+    ] = 512,
+    source_length: Annotated[
+        int | None, typer.Option(min=1, help="Source tokens of an encoder–decoder; as --length if unset.")
+    ] = None,
+    prefix_length: Annotated[int, typer.Option(min=0, help="Tokens of a prefix decoder's condition.")] = 0,
+    mode: Annotated[
+        Literal["train", "prefill", "decode"],
+        typer.Option(help="Forward, backward and optimizer; one pass over the input; or one more token."),
+    ] = "train",
+    dtype: Annotated[
+        Literal["float64", "float32", "bfloat16", "float16", "bfloat16_autocast"],
+        typer.Option(help="What weights and activations are stored in."),
+    ] = "float32",
+    optimizer: Annotated[
+        Literal["adamw", "adamw_master"],
+        typer.Option(help="AdamW, its moments as wide as the weights; or with a float32 master copy."),
+    ] = "adamw",
+    recomputation: Annotated[
+        Literal["none", "layer"], typer.Option(help="What the backward pass runs again instead of storing.")
+    ] = "none",
+    attention: Annotated[
+        Literal["auto", "eager", "sdpa"], typer.Option(help="How attention is computed.")
+    ] = "auto",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Whose kernels.")] = "cpu",
+    devices: Annotated[int, typer.Option(min=1, help="How many share the work.")] = 1,
+    shard: Annotated[
+        Literal["none", "ddp", "fsdp"], typer.Option(help="Whether they replicate or split the weights.")
+    ] = "none",
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What a device has, e.g. 24GiB: does it fit?")
+    ] = None,
+    json: common.Json = False,
+) -> int:
+    """Parameters, FLOPs and memory of a step, in closed form, from the configuration alone.
+
+    Exit status 1: it does not fit into --memory.
+    """
+    limit = None if memory is None else size(memory)
+    config = common.resolve(target).architecture()
+    from isoform.cost.flops import flops
+    from isoform.cost.memory import memory as reckon
+    from isoform.cost.parameters import parameters
+    from isoform.cost.workload import Workload
+
+    if config.structure == "encoder-decoder" and source_length is None:
+        source_length = length
+    work = Workload(
+        mode=mode,
+        batch=batch,
+        length=length,
+        source_length=source_length,
+        prefix_length=prefix_length,
+        dtype=dtype,
+        optimizer=optimizer,
+        recomputation=recomputation,
+        attention=attention,
+        device=device,
+        devices=devices,
+        shard=shard,
+    )
+    count, operations, held = parameters(config), flops(config, work), reckon(config, work)
+    fit = None
+    if limit is not None:
+        largest = largest_batch(config, work, limit)
+        fit = {"limit": limit, "fits": held.peak <= limit, "largest_batch": largest}
+    answer = {
+        "target": target,
+        "work": dataclasses.asdict(work),
+        "parameters": count.to_dict(),
+        "flops": operations.to_dict(),
+        "memory": held.to_dict(),
+        "fit": fit,
+    }
+    if json:
+        common.emit(answer)
+    else:
+        from isoform.report import cost, terminal
+
+        cost.show(terminal.console(), common.plain(answer))
+    return 0 if fit is None or fit["fits"] else 1
+
+
+def size(text: str) -> int:
+    """Bytes of ``24GiB``, ``80 GB``, ``1.5MiB`` or a bare number.
+
+    Raises:
+        ConfigError: something else.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = next((u for u in UNITS if found is not None and u.lower() == found[2].lower()), None)
+    if found is None or unit is None:
+        raise ConfigError(f"--memory {text!r}: expected a number and a unit, e.g. 24GiB or 80GB")
+    return int(float(found[1]) * UNITS[unit])
+
+
+def largest_batch(config: ModelConfig, work: Workload, limit: int) -> int:
+    """The most rows over all devices whose peak stays within the limit of each; 0 when not even one does."""
+    from isoform.cost.memory import memory
+
+    def fits(rows: int) -> bool:
+        return memory(config, dataclasses.replace(work, batch=rows * work.devices)).peak <= limit
+
+    if not fits(1):
+        return 0
+    high = 2
+    while fits(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * work.devices
