@@ -132,9 +132,9 @@ class Binary:
         """The variable."""
         return self._tensors[name]
 
-    def read(self, name: str) -> Tensor:
-        """The variable."""
-        return self._tensors[name]
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """The variable, or a copy in a given tensor."""
+        return self._tensors[name] if into is None else into.copy_(self._tensors[name])
 
 
 class Gathered:

@@ -41,8 +41,8 @@ def replaced(folder: Path, *, mark: str) -> Generator[Path]:
     try:
         yield new
         for path in (*new.rglob("*"), new):
+            path.chmod(0o755 if path.is_dir() else 0o644)
             _flush(path)
-        new.chmod(0o755)
         if folder.exists():
             _exchange(new, folder)
         else:

@@ -110,9 +110,9 @@ class Flat:
         shape = self._shapes[name]
         return self._flat[begin : begin + torch.Size(shape).numel()].view(shape)
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, mapped."""
-        return self.view(name)
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """The tensor, mapped, or a copy in a given one."""
+        return self.view(name) if into is None else into.copy_(self.view(name))
 
 
 def _layout(sizes: tuple[int, ...], shared: bool, legacy: bool) -> dict[str, tuple[int, ...]]:

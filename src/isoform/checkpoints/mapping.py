@@ -48,8 +48,8 @@ class Weights(Protocol):
         """The tensor, mapped from the file where possible."""
         ...
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, to be rearranged."""
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """The tensor, to be rearranged, or put into a given one of its shape and type."""
         ...
 
 
@@ -321,6 +321,8 @@ def load_weights(
         for rule in rules:
             if not rule.steps:
                 result = [weights.view(actual[name]) for name in rule.theirs]
+            elif len(rule.steps) == 1 and isinstance(rule.steps[0], op.Concatenate):
+                result = [_concatenated(weights, [actual[name] for name in rule.theirs])]
             else:
                 result = rule.load([weights.read(actual[name]) for name in rule.theirs])
             for name, tensor in zip(rule.ours, result, strict=True):
@@ -357,6 +359,19 @@ def save_weights(
     if keys is not None:
         dtype = next(iter(parameters.values())).dtype
         result.update({key(entry.theirs): entry.make(keys).to(dtype) for entry in mapping.computed})
+    return result
+
+
+def _concatenated(weights: Weights, names: Sequence[str]) -> Tensor:
+    """Several tensors as the rows of one, each read straight into its place."""
+    rows = [weights.shape(name)[0] for name in names]
+    kind = _widest(weights.dtype(name) for name in names)
+    result = torch.empty((sum(rows), *weights.shape(names[0])[1:]), dtype=kind)
+    for part, name in zip(result.split(rows), names, strict=True):
+        if weights.dtype(name) == kind:
+            weights.read(name, part)
+        else:
+            part.copy_(weights.read(name))
     return result
 
 

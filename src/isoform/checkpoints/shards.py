@@ -42,9 +42,9 @@ class Shards:
         """The tensor mapped from its file."""
         return self._files[name].view(name)
 
-    def read(self, name: str) -> Tensor:
-        """The tensor in memory of its own."""
-        return self._files[name].read(name)
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """The tensor in memory of its own, or put into a given one."""
+        return self._files[name].read(name, into)
 
 
 class InMemory:
@@ -70,9 +70,9 @@ class InMemory:
         """The tensor itself."""
         return self._tensors[name]
 
-    def read(self, name: str) -> Tensor:
-        """The tensor itself."""
-        return self._tensors[name]
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """The tensor itself, or a copy in a given one."""
+        return self._tensors[name] if into is None else into.copy_(self._tensors[name])
 
 
 def open_folder(folder: Path, *, unpickle: bool = False) -> Shards | InMemory:

@@ -73,10 +73,15 @@ class SafetensorsFile:
         """The tensor mapped from the file: pages are read when touched, and copied when written to."""
         return self._mapped.get_tensor(name)
 
-    def read(self, name: str) -> Tensor:
-        """The tensor in memory of its own, without mapped pages: for contents that get rearranged."""
+    def read(self, name: str, into: Tensor | None = None) -> Tensor:
+        """The tensor in memory of its own, without mapped pages: for contents that get rearranged.
+
+        Args:
+            name: which one.
+            into: a contiguous tensor of its shape and type to put it in; default: a new one.
+        """
         entry = self._header[name]
-        tensor = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
+        tensor = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]]) if into is None else into
         if tensor.numel():
             begin, end = entry["data_offsets"]
             with self.path.open("rb") as file:
