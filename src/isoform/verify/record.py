@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +38,12 @@ PLUMBING = frozenset(
         "_conj",
     )
 )
+
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
+
+# Further outputs of these are by-products that nothing in a forward pass reads.
+_BY_PRODUCTS = frozenset(("native_layer_norm", "native_dropout", "native_batch_norm", "native_group_norm"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +99,9 @@ class Recording:
         inputs: tensors that came from outside, by argument name.
         constants: other tensors that were used, by number.
         output: the node that made the result.
+        reals: for each role ("target", "source") the name of the recorded input that holds ``[B, T]`` True =
+            a real token.
+        contents: for each role the name of the recorded input that holds the ids or vectors.
     """
 
     subject: str
@@ -101,6 +111,8 @@ class Recording:
     inputs: dict[str, Tensor]
     constants: dict[int, Tensor]
     output: Ref
+    reals: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    contents: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     def value(self, ref: Ref) -> Tensor:
         """The tensor a reference stands for."""
@@ -135,10 +147,15 @@ class Recording:
         tensors |= {f"constant.{k}": v for k, v in self.constants.items()}
         flow = {
             "format": 1,
+            "reals": self.reals,
+            "contents": self.contents,
             "subject": self.subject,
             "ties": self.ties,
             "output": dataclasses.astuple(self.output),
-            "nodes": [[n.op, _plain(n.args), _plain(n.kwargs), n.module, n.source] for n in self.nodes],
+            "nodes": [
+                [n.op, _plain(n.args), _plain(n.kwargs), n.module, n.source, _name(n.call), n.inplace]
+                for n in self.nodes
+            ],
         }
         flat = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
         write_bytes(path, save(flat, {"isoform.recording": json.dumps(flow)}))
@@ -165,13 +182,30 @@ class Recording:
             kind, rest = name.split(".", 1)
             named[kind][rest] = value
         nodes = [
-            Node(i, op, tuple(_live(args)), _live(kwargs), named["node"][str(i)], module, source)
-            for i, (op, args, kwargs, module, source) in enumerate(flow["nodes"])
+            Node(
+                i,
+                op,
+                tuple(_live(args)),
+                _live(kwargs),
+                named["node"][str(i)],
+                *rest[:2],
+                _call(rest[2]),
+                rest[3],
+            )
+            for i, (op, args, kwargs, *rest) in enumerate(flow["nodes"])
         ]
         constants = {int(k): v for k, v in named["constant"].items()}
         ties = [tuple(group) for group in flow["ties"]]
         return cls(
-            flow["subject"], nodes, named["parameter"], ties, named["input"], constants, Ref(*flow["output"])
+            flow["subject"],
+            nodes,
+            named["parameter"],
+            ties,
+            named["input"],
+            constants,
+            Ref(*flow["output"]),
+            flow["reals"],
+            flow["contents"],
         )
 
 
@@ -200,8 +234,16 @@ def _run(subject: Subject) -> Recording:
 
     recorder = _Recorder(subject)
     # Under autograd PyTorch takes its ordinary paths; without it, fused ones that hide the steps.
-    with torch.enable_grad(), recorder.modules(), recorder:
-        result = subject.module(**subject.kwargs)
+    with _plain_paths(), torch.enable_grad(), recorder.modules(), recorder:
+        result = subject.module(**{name: _entered(value) for name, value in subject.kwargs.items()})
+    reals: dict[str, str] = {}
+    contents: dict[str, str] = {}
+    for stream in subject.streams:
+        name = f"{stream.role}: real"
+        recorder.inputs[name] = subject.real(stream)
+        reals[stream.role] = name
+        ids = f"{stream.name}.ids"
+        contents[stream.role] = ids if ids in recorder.inputs else stream.name
     names = subject.module.named_parameters(remove_duplicate=False)
     groups: dict[int, list[str]] = {}
     for name, parameter in names:
@@ -214,7 +256,45 @@ def _run(subject: Subject) -> Recording:
         inputs=recorder.inputs,
         constants=recorder.constants,
         output=recorder.ref(main_tensor(result)),
+        reals=reals,
+        contents=contents,
     )
+
+
+@contextmanager
+def _plain_paths() -> Iterator[None]:
+    """Attention as products and softmax, not as one kernel."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _entered(value: Any) -> Any:
+    # Vectors that come from outside get a node of their own, so that others can be put in their place.
+    vectors = isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 2
+    return value.clone() if vectors else value
+
+
+def rewritten(old: Tensor, new: Tensor, shape: Geometry, part: Geometry) -> Tensor:
+    """The value of a tensor after another one in the same memory was written to in place.
+
+    Args:
+        old: its value before.
+        new: what the other one holds now.
+        shape: sizes, strides and offset of the tensor in the memory.
+        part: those of the other one.
+    """
+    spans = (sum((s - 1) * t for s, t in zip(g[0], g[1], strict=True)) + g[2] + 1 for g in (shape, part))
+    memory = old.new_zeros(max(spans))
+    memory.as_strided(*shape).copy_(old)
+    memory.as_strided(*part).copy_(new)
+    return memory.as_strided(*shape).clone()
 
 
 class _Recorder(TorchDispatchMode):
@@ -282,9 +362,7 @@ class _Recorder(TorchDispatchMode):
             return out
         source = _source()
         for index, value in enumerate(outputs):
-            if index and (
-                value.numel() == 0 or name not in ("split", "split_with_sizes", "unbind", "chunk", "topk")
-            ):
+            if index and (value.numel() == 0 or name in _BY_PRODUCTS):
                 continue
             number = len(self.nodes)
             extra = {**named, "output": index} if index else named
@@ -304,7 +382,25 @@ class _Recorder(TorchDispatchMode):
             self._memory.setdefault(value.untyped_storage().data_ptr(), []).append(number)
             self._known[id(value)] = Ref("node", number)
             self._alive.append(value)
+            if inplace:
+                self._rewrite_aliases(value, number)
         return out
+
+    def _rewrite_aliases(self, part: Tensor, number: int) -> None:
+        """After an operation in place, every other tensor in that memory has a new value too."""
+        storage = part.untyped_storage().data_ptr()
+        for tensor in [t for t in self._alive if t.untyped_storage().data_ptr() == storage]:
+            known = self._known[id(tensor)]
+            if tensor is part or tensor.dtype != part.dtype or known == Ref("node", number):
+                continue
+            shapes: list[Geometry] = [
+                (tuple(t.shape), tuple(t.stride()), t.storage_offset()) for t in (tensor, part)
+            ]
+            new = len(self.nodes)
+            args = (known, Ref("node", number), *shapes)
+            value = tensor.detach().clone()
+            self.nodes.append(Node(new, "rewritten", args, {}, value, self._stack[-1], _source(), rewritten))
+            self._known[id(tensor)] = Ref("node", new)
 
     def _keep_old_value(self, tensor: Tensor) -> None:
         """Before an operation in place: copy the values of all earlier nodes that live in the same memory."""
@@ -348,21 +444,41 @@ def _source() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def _name(call: Callable[..., Any] | None) -> str:
+    return "rewritten" if call is rewritten else str(call)
+
+
+def _call(name: str) -> Callable[..., Any] | None:
+    """The operator of a name such as ``aten.addmm.default``."""
+    if name == "rewritten":
+        return rewritten
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
+        return {"torch": str(value).removeprefix("torch."), "kind": type(value).__name__}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     if isinstance(value, Ref):
         return {"ref": dataclasses.astuple(value)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return value if isinstance(value, float) and abs(value) != float("inf") else str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _live(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"ref"}:
         return Ref(*value["ref"])
+    if isinstance(value, dict) and set(value) == {"float"}:
+        return float(value["float"])
+    if isinstance(value, dict) and set(value) == {"torch", "kind"}:
+        return torch.device(value["torch"]) if value["kind"] == "device" else getattr(torch, value["torch"])
     if isinstance(value, list):
         return [_live(item) for item in value]
     if isinstance(value, dict):

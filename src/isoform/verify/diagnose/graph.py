@@ -1,0 +1,314 @@
+"""A recording as a graph that can be run again in float64, with other values put in anywhere.
+
+Roundings that the code asks for (a norm in float32 inside a bfloat16 model) are left out of the second run:
+two functions are compared, and their precision apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoform.errors import DataError
+from isoform.verify.record import Node, Recording, Ref
+
+VIEWS = frozenset(
+    (
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "unsqueeze",
+        "squeeze",
+        "alias",
+        "clone",
+        "contiguous",
+        "detach",
+        "_to_copy",
+        "lift_fresh",
+    )
+)
+"""Operators that keep the order of the elements."""
+
+_LOOKUPS = ("embedding", "index", "index_select")
+_COUNTING = frozenset(("cumsum", "arange"))
+
+
+class Graph:
+    """What one model computes.
+
+    Attributes:
+        recording: the pass.
+        nodes: its operations.
+        values: every node's value in float64.
+        live: whether a node depends on what the tokens are, not only on where they stand.
+        static: whether it depends on parameters and constants alone.
+        batch: rows of the batch.
+        lengths: positions by role.
+        real: ``[B, T]`` by role.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.nodes = recording.nodes
+        self.real = {role: recording.inputs[name].bool() for role, name in recording.reals.items()}
+        self.batch = next(iter(self.real.values())).shape[0]
+        self.lengths = {role: real.shape[1] for role, real in self.real.items()}
+        if recording.output.kind != "node":
+            raise DataError(f"{recording.subject}: the result does not come out of an operation on the inputs")
+        self.output = int(recording.output.name)
+        self.useful = self._ancestors([self.output])
+        self.values: list[Tensor] = []
+        self._constants: dict[Ref, Tensor] = {}
+        for node in self.nodes:
+            useful = node.number in self.useful
+            self.values.append(self._run(node, {}) if useful else node.value)
+        self.entries: list[int] = []
+        self.live, self.static = self._classify()
+        self.users: dict[int, list[int]] = {n: [] for n in self.useful}
+        for number in sorted(self.useful):
+            for arg in self.args(number):
+                if number not in self.users[arg]:
+                    self.users[arg].append(number)
+
+    def args(self, number: int) -> list[int]:
+        """The nodes that a node reads."""
+        return [int(r.name) for r in self.nodes[number].refs() if r.kind == "node"]
+
+    def live_args(self, number: int) -> list[int]:
+        """Those of them that carry content."""
+        return [n for n in self.args(number) if self.live[n]]
+
+    def value(self, ref: Any) -> Tensor:
+        """A reference's value in float64."""
+        if ref.kind == "node":
+            return self.values[int(ref.name)]
+        if ref not in self._constants:
+            self._constants[ref] = wide(self.recording.value(ref))
+        return self._constants[ref]
+
+    def evaluate(
+        self,
+        target: int,
+        given: Mapping[int, Tensor],
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The value of a node when others have the given values; differentiable."""
+        return self.evaluate_all([target], given, parameters)[target]
+
+    def evaluate_all(
+        self, targets: Iterable[int], given: Mapping[int, Tensor], parameters: Mapping[str, Tensor] | None = None
+    ) -> dict[int, Tensor]:
+        """Likewise for several nodes."""
+        targets = list(targets)
+        touched = parameters or {}
+        needed = self._ancestors(targets, set(given))
+        done: dict[int, Tensor] = dict(given)
+        for number in sorted(needed):
+            if number in done:
+                continue
+            node = self.nodes[number]
+            if any(
+                (ref.kind == "node" and int(ref.name) in done) or (ref.kind == "parameter" and ref.name in touched)
+                for ref in node.refs()
+            ):
+                done[number] = self._run(node, done, touched)
+        return {t: done.get(t, self.values[t]) for t in targets}
+
+    def region(self, target: int, stops: Iterable[int]) -> list[int]:
+        """Nodes between ``stops`` (not included) and a target (included), in order; content only."""
+        stops = set(stops)
+        seen: set[int] = set()
+        stack = [target]
+        while stack:
+            number = stack.pop()
+            if number in seen or (number in stops and number != target):
+                continue
+            seen.add(number)
+            stack += self.live_args(number)
+        return sorted(seen)
+
+    def sources(self, target: int, stops: Iterable[int]) -> list[int]:
+        """The nearest of ``stops`` that a target's content comes from."""
+        stops = set(stops)
+        found: set[int] = set()
+        seen: set[int] = set()
+        stack = list(self.live_args(target))
+        while stack:
+            number = stack.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if number in stops:
+                found.add(number)
+            else:
+                stack += self.live_args(number)
+        return sorted(found)
+
+    def parameters(self, region: Iterable[int]) -> list[str]:
+        """Parameters and buffers that a region reads, directly or through operations on parameters alone."""
+        found: dict[str, None] = {}
+        seen: set[int] = set()
+        stack = list(region)
+        inside = set(stack)
+        while stack:
+            number = stack.pop()
+            for ref in self.nodes[number].refs():
+                if ref.kind == "parameter":
+                    found[str(ref.name)] = None
+                elif ref.kind == "node" and not self.live[int(ref.name)] and int(ref.name) not in seen | inside:
+                    seen.add(int(ref.name))
+                    stack.append(int(ref.name))
+        return sorted(found)
+
+    def canonical(self, value: Tensor, features: int, node: int | None = None) -> Tensor | None:
+        """A value as ``[B, T, features]``, whatever the order of its leading axes; None: it has none."""
+        if features == 0 or value.numel() % features:
+            return None
+        rows = value.numel() // features
+        lead: list[int] = []
+        for size in value.shape:
+            if _product(lead) == rows and size != 1:
+                break
+            lead.append(size)
+        lead = [size for size in lead if size != 1 or self.batch == 1 or 1 in self.lengths.values()]
+        for role, length in self.lengths.items():
+            if rows == self.batch * length:
+                flat = len(lead) <= 1
+                first = self.order(node) if flat and node is not None else None
+                swapped = first == "time" if flat else lead[:2] == [length, self.batch] != [self.batch, length]
+                if swapped:
+                    return value.reshape(length, self.batch, features).transpose(0, 1)
+                return value.reshape(self.batch, length, features)
+            real = self.real[role]
+            if rows == int(real.sum()):
+                out = value.new_zeros(self.batch, length, features)
+                out[real] = value.reshape(rows, features)
+                return out
+        if rows == self.batch:
+            return value.reshape(self.batch, 1, features)
+        return None
+
+    def shaped(self, value: Tensor, node: int, features: int) -> Tensor:
+        """``[B, T, features]`` in the form that a node's value has: the inverse of `canonical`."""
+        old = self.values[node]
+        numbers = torch.arange(old.numel(), dtype=torch.float64).reshape(old.shape)
+        places = self.canonical(numbers, features, node)
+        assert places is not None
+        rows = old.numel() // features
+        if rows not in {self.batch * length for length in self.lengths.values()} and rows != self.batch:
+            role = next(r for r, real in self.real.items() if int(real.sum()) == rows)
+            return value[self.real[role]].reshape(old.shape)
+        out = value.new_empty(old.numel())
+        out[places.long().reshape(-1)] = value.reshape(-1)
+        return out.reshape(old.shape)
+
+    def order(self, node: int) -> str:
+        """Which axis comes first where rows are flattened: "batch" or "time"."""
+        seen = {node}
+        queue = [node]
+        while queue:
+            number = queue.pop(0)
+            shape = [s for s in self.values[number].shape]
+            if len(shape) >= 3:
+                for length in self.lengths.values():
+                    if shape[:2] == [self.batch, length]:
+                        return "batch"
+                    if shape[:2] == [length, self.batch]:
+                        return "time"
+            if len(seen) > 40:
+                break
+            near = self.args(number) + self.users.get(number, [])
+            fresh = [n for n in near if n not in seen and (self.live[n])]
+            seen |= set(fresh)
+            queue += fresh
+        return "batch"
+
+    def place(self, number: int) -> tuple[str, str]:
+        """Module path and source line of a node."""
+        return self.nodes[number].module, self.nodes[number].source
+
+    def _classify(self) -> tuple[list[bool], list[bool]]:
+        contents = set(self.recording.contents.values())
+        static: list[bool] = []
+        counting: list[bool] = []
+        from_ids: list[bool] = []
+        live: list[bool] = []
+        for node in self.nodes:
+            refs = list(node.refs())
+            inner = [int(r.name) for r in refs if r.kind == "node"]
+            static.append(all(r.kind != "input" for r in refs) and all(static[n] for n in inner))
+            counting.append(node.op in _COUNTING or any(counting[n] for n in inner))
+            touched = any(r.kind == "input" and r.name in contents for r in refs)
+            from_ids.append(touched or any(from_ids[n] for n in inner))
+            if any(live[n] for n in inner) and node.value.is_floating_point():
+                live.append(True)
+                continue
+            entry = touched and node.value.is_floating_point() and node.value.dim() >= 3
+            if node.op in (*_LOOKUPS, "mm", "bmm") and node.value.is_floating_point() and from_ids[-1]:
+                entry = entry or not counting[-1]
+            if entry and node.number in self.useful:
+                self.entries.append(node.number)
+            live.append(entry)
+        return live, static
+
+    def _ancestors(self, targets: Sequence[int], stops: set[int] | None = None) -> set[int]:
+        seen: set[int] = set()
+        stack = list(targets)
+        while stack:
+            number = stack.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if stops is None or number not in stops:
+                stack += self.args(number)
+        return seen
+
+    def _run(
+        self, node: Node, done: Mapping[int, Tensor], parameters: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        if node.call is None:
+            raise DataError("this recording holds no operators that could be run again")
+
+        def live(value: Any) -> Any:
+            if isinstance(value, Ref):
+                if value.kind == "node" and int(value.name) in done:
+                    return done[int(value.name)]
+                if parameters and value.kind == "parameter" and value.name in parameters:
+                    return parameters[str(value.name)]
+                return self.value(value)
+            if isinstance(value, list):
+                return [live(item) for item in value]
+            if isinstance(value, torch.dtype) and value.is_floating_point:
+                return torch.float64
+            return value
+
+        args = [live(a) for a in node.args]
+        kwargs = {k: live(v) for k, v in node.kwargs.items() if k != "output"}
+        if node.inplace and args:
+            args[0] = args[0].clone()
+        if node.op == "_softmax":
+            args[2] = False
+        if node.op == "_to_copy" and not kwargs.get("dtype", torch.float64).is_floating_point:
+            pass
+        elif node.op == "scalar_tensor" and "dtype" not in kwargs:
+            kwargs["dtype"] = torch.float64
+        out = node.call(*args, **kwargs)
+        if isinstance(out, tuple | list):
+            out = [o for o in out if isinstance(o, Tensor)][node.kwargs.get("output", 0)]
+        return wide(out)
+
+
+def wide(value: Tensor) -> Tensor:
+    """Floating-point values in float64, others as they are."""
+    return value.double() if value.is_floating_point() else value
+
+
+def _product(sizes: Sequence[int]) -> int:
+    out = 1
+    for size in sizes:
+        out *= size
+    return out
