@@ -40,10 +40,9 @@ def reading(
     other = _tokenizer(bundle.source_tokenizer or bundle.tokenizer)
     source = _row([*protocol.source_prefix, *other.encode(text), *protocol.source_suffix])
     if target is None:
-        start = _row(list(protocol.start))
-        after = generate(
-            bundle.model, start, source=source, max_new_tokens=max_new_tokens, protocol=protocol
-        ).ids[0]
+        start, room = _row(list(protocol.start)), config.max_positions()
+        limit = max_new_tokens if room is None else min(max_new_tokens, room)
+        after = generate(bundle.model, start, source=source, max_new_tokens=limit, protocol=protocol).ids[0]
     return _row([*protocol.start, *after]), source
 
 
