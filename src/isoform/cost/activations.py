@@ -47,7 +47,8 @@ def layer_blocks(layer: Layer, masked: bool, place: Place) -> list[Block]:
         norm = layer.memory_norm if name == "memory_norm" else layer.norm
         if name in counts and norm is not None:
             block = norm_block(norm, name, at, counts[name])
-            found.append(_without_input(block) if same_input else block)
+            block = _without_input(block) if same_input else block
+            found.append(_waiting(block, place) if parallel and same_input else block)
 
     if layer.residual == "parallel_shared_norm":
         normalise("norm", place)
@@ -60,8 +61,11 @@ def layer_blocks(layer: Layer, masked: bool, place: Place) -> list[Block]:
         if name == "cross_attention":  # all layers normalise the same memory, which the tape counts once
             normalise("memory_norm", dataclasses.replace(place, rows=symbol("S")), same_input=True)
         block = _sublayer(layer, name, masked, place, counts[name])
-        shared = second and layer.residual == "parallel_shared_norm" and not place.widths.autocast
-        found.append(_without_input(block) if shared else block)
+        one_norm = layer.residual == "parallel_shared_norm"
+        if second and one_norm and not place.widths.autocast:
+            block = _without_input(block)
+        # The other branch's gradient waits: the attention's to be used, the network's to be added to it.
+        found.append(_waiting(block, place) if second or one_norm else block)
         normalise(f"{name}_post_norm", place)
         if not before:
             normalise(f"{name}_norm", place)
@@ -96,6 +100,12 @@ def _without_input(block: Block) -> Block:
     return dataclasses.replace(block, kept=tuple(s for s in block.kept if s.name != "input"))
 
 
+def _waiting(block: Block, place: Place) -> Block:
+    gradient = place.stored("other branch", B * place.rows * D, place.widths.stream)
+    moments = (dataclasses.replace(m, alive=(*m.alive, gradient)) for m in block.backward)
+    return dataclasses.replace(block, backward=tuple(moments))
+
+
 def norm_block(norm: Norm, name: str, place: Place, weights: int) -> Block:
     """Its input and statistics; on CPU a root-mean-square norm is composed and stores x̂ as well."""
     w, tokens = place.widths, B * place.rows
@@ -107,7 +117,7 @@ def norm_block(norm: Norm, name: str, place: Place, weights: int) -> Block:
     gradients = place.stored("gradients", tokens * D * (5 if composed else 3), width)
     moment = Moment((gradients,), frozenset({"normalised"} if composed else ()), weights)
     copies = place.stored("stream", tokens * D * (3 if composed else 2), width)
-    return Block(name, kept, (copies,), (moment,), weights)
+    return Block(name, kept, (copies,), (), (moment,), weights)
 
 
 def feed_forward_block(name: str, network: FeedForward, place: Place, weights: int) -> Block:
@@ -117,7 +127,17 @@ def feed_forward_block(name: str, network: FeedForward, place: Place, weights: i
     return _network(name, network, B * place.rows, place, weights)
 
 
-def _network(name: str, network: TwoLayer | Gated, tokens: Formula, place: Place, weights: int) -> Block:
+def _network(
+    name: str,
+    network: TwoLayer | Gated,
+    tokens: Formula,
+    place: Place,
+    weights: int,
+    *,
+    branches: int = 2,
+    entry: str = "input",
+) -> Block:
+    """``branches``: tensors of the hidden width that hold gate and content; ``entry`` names the input."""
     w = place.widths
 
     def stored(what: str, elements: Formula, width: int = w.compute) -> Stored:
@@ -127,9 +147,9 @@ def _network(name: str, network: TwoLayer | Gated, tokens: Formula, place: Place
     gated = isinstance(network, Gated)
     extra, result = _ACTIVATIONS[network.activation]
     dropout = bool(network.dropout) and place.work.mode == "train"
-    kept = [stored("input", tokens * D)]
+    kept = [stored(entry, tokens * D)]
     if gated:
-        kept.append(stored("gate and content", inner * 2))
+        kept.append(stored("gate and content", inner * branches))
         if network.activation != "identity":
             kept.append(stored("activated gate", inner))
         # Its input is a view of what is already there; a second tensor beside the result is not.
@@ -146,10 +166,10 @@ def _network(name: str, network: TwoLayer | Gated, tokens: Formula, place: Place
     through = Moment(
         (stream, stored("hidden", inner * (3 if gated else 2))), gone, weights // (3 if gated else 2)
     )
-    everything = frozenset(s.name for s in kept if s.name != "input")
+    everything = frozenset(s.name for s in kept if s.name != entry)
     done = Moment((stream, stream, stored("hidden", inner * (2 if gated else 1))), everything, weights)
     forward = (stored("stream", tokens * D * 2, w.stream), stored("hidden", inner * (4 if gated else 2)))
-    return Block(name, tuple(kept), forward, (through, done), weights)
+    return Block(name, tuple(kept), forward, (), (through, done), weights)
 
 
 def _experts_block(name: str, network: Experts, place: Place, weights: int) -> Block:
@@ -160,20 +180,35 @@ def _experts_block(name: str, network: Experts, place: Place, weights: int) -> B
     def widened(things: tuple[Stored, ...]) -> tuple[Stored, ...]:
         return tuple(dataclasses.replace(s, sizes={**s.sizes, **sizes}) for s in things)
 
-    inner = _network(name, network.expert, symbol("k") * tokens, place, weights)
+    branches = _branches(network.expert)
+    routed = symbol("k") * tokens
+    inner = _network(name, network.expert, routed, place, weights, branches=branches, entry="routed tokens")
     kept = (
-        place.stored("tokens", tokens * D, w.compute),
+        place.stored("input", tokens * D, w.compute),
         place.stored("routing shares", tokens * symbol("E"), w.wide, **sizes),
         place.stored("routing choices", symbol("k") * tokens * 2, 8, **sizes),
         *widened(inner.kept),
-        place.stored("outputs", symbol("k") * tokens * D, w.compute, **sizes),
+        # Before and after they are weighed.
+        place.stored("outputs", symbol("k") * tokens * D * 2, w.compute, **sizes),
     )
-    # Each expert's gradient arrives in a tensor of the whole stack's size and is added to the others'.
-    whole = Stored("gradient of one expert", constant(weights), {}, w.weight)
-    moments = tuple(
-        dataclasses.replace(m, alive=(*widened(m.alive), whole), weights=weights) for m in inner.backward
-    )
-    return Block(name, kept, widened(inner.forward), moments, weights)
+    # The backward pass takes one expert after the other, with an even share of the tokens each. Its gradient
+    # arrives in a tensor as large as the whole stack of weights and is added to the others'.
+    sizes["n"] = -(-k * tokens.value(place.sizes) // network.n_experts)
+    share = _network(name, network.expert, symbol("n"), place, weights)
+    stack = weights * 2 // 3 if isinstance(network.expert, Gated) else weights // 2
+    whole = Stored("gradient of one expert", constant(stack), {}, w.weight)
+    moments = tuple(Moment((*widened(m.alive), whole), weights=weights) for m in share.backward)
+    return Block(name, kept, widened(inner.forward), (), moments, weights)
+
+
+def _branches(expert: TwoLayer | Gated) -> int:
+    """Hidden widths stored for gate and content: a bias takes a branch out of the tensor they share."""
+    if not isinstance(expert, Gated):
+        return 2
+    extra, _ = _ACTIVATIONS[expert.activation]
+    gate = extra - (expert.activation == "relu_squared") > 0 or expert.activation == "identity"
+    packed = (gate and not expert.bias_gate) or not expert.bias_up
+    return 2 * packed + (gate and expert.bias_gate) + expert.bias_up
 
 
 def activation_stores(name: ActivationName) -> tuple[int, bool]:

@@ -119,7 +119,7 @@ def attention_block(
     kept.append(sides.stored("context", sides.query))
     if sides.kernel == "fused" and sides.head_major:
         kept.append(sides.stored("kernel result", sides.query))
-    return Block(name, tuple(kept), _forward(sides), _backward(sides), weights)
+    return Block(name, tuple(kept), _forward(sides), _working(sides), _backward(sides), weights)
 
 
 def _heads(s: _Sides) -> list[Stored]:
@@ -131,7 +131,9 @@ def _heads(s: _Sides) -> list[Stored]:
         late = s.rotates and qk.order == "after_rotation"
         heads = H if qk.axis == "head" else constant(1)
         groups = B * heads * (s.place.rows * 2)
-        norm = normed(qk.norm, s.query + s.key, groups, s.place, s.place.widths.compute)
+        w = s.place.widths
+        # Autocast leaves rotated vectors as wide as the table of the rotation.
+        norm = normed(qk.norm, s.query + s.key, groups, s.place, w.stream if late else w.compute)
         projections = not late and norm[0].name == "input"
         kept += [dataclasses.replace(n, name=f"norm {n.name}", sizes={**n.sizes, **s.more}) for n in norm]
         if projections:
@@ -206,6 +208,19 @@ def _forward(s: _Sides) -> tuple[Stored, ...]:
         return stream, heads, s.stored("context", s.query + repeated)
     copies = 4 if w.half else 3 if s.attention.softcap is not None else 2
     return stream, heads, s.stored("scores", s.pairs * copies), s.stored("context", s.query)
+
+
+def _working(s: _Sides) -> tuple[Moment, ...]:
+    """Queries, keys and values as they were before they were copied, held to the end of the call."""
+    w = s.place.widths
+    turned = s.query + s.key if s.rotates and s.kernel != "fused" else constant(0)
+    held = s.stored("projections", s.projected + turned)
+    result = s.stored("result", s.tokens * D, w.stream)
+    if s.kernel == "fused":
+        own = s.rotates or s.attention.qk_norm is not None
+        return (Moment((held, result) if own and s.group > 1 else (result,)),)
+    scores = Moment((held, s.stored("scores", s.pairs)))
+    return scores, Moment((held, s.stored("context", s.query), result))
 
 
 def _backward(s: _Sides) -> tuple[Moment, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from isoform.config import Norm
+from isoform.config import Embedding, Norm
 from isoform.cost.component import Sizes
 from isoform.cost.formula import Formula
 from isoform.cost.workload import BYTES, Workload
@@ -54,6 +54,11 @@ class Widths:
     def noise(self, width: int) -> int:
         """What dropout stores for each element of a tensor of that width."""
         return 1 if self.flag else width
+
+    def after(self, table: Embedding) -> Widths:
+        """The widths behind an embedding: where a product makes the stream, autocast makes it narrow."""
+        narrow = table.projection is not None and table.n_token_types == 0
+        return dataclasses.replace(self, stream=self.compute) if narrow else self
 
     @property
     def half(self) -> bool:
@@ -123,10 +128,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """A full moment within a block's backward pass.
+    """A full moment within a block's pass.
 
     Attributes:
-        alive: gradients of activations at this moment.
+        alive: what is there beside what is stored: results on the way forward, gradients on the way back.
         freed: which of the block's stored tensors are no longer needed, by name.
         weights: elements of the block's parameter gradients that are there by now.
     """
@@ -144,6 +149,7 @@ class Block:
         name: dotted, after the component.
         kept: what the backward pass needs and is stored until then.
         forward: what is alive at the block's fullest moment when no backward pass follows.
+        working: the full moments of its forward pass in training: what is alive beside what is stored.
         backward: the full moments of its backward pass.
         weights: elements of the parameters whose gradient this block produces.
     """
@@ -151,6 +157,7 @@ class Block:
     name: str
     kept: tuple[Stored, ...] = ()
     forward: tuple[Stored, ...] = ()
+    working: tuple[Moment, ...] = ()
     backward: tuple[Moment, ...] = ()
     weights: int = 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from isoform.config import Embedding, ModelConfig, Rotary, Stack, TaggingHead, TokenHead
+from isoform.config import Embedding, ModelConfig, Rotary, Stack, TaggingHead, TokenHead, Transform
 from isoform.cost.activations import activation_stores, layer_blocks, norm_block
 from isoform.cost.formula import Formula, constant, symbol
 from isoform.cost.groups import layer_groups
@@ -16,32 +16,57 @@ B, D = symbol("B"), symbol("d")
 Counts = dict[str, int]
 
 
-def tape(config: ModelConfig, work: Workload) -> list[Block]:
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One block at its place in the forward pass; equal layers share their blocks.
+
+    Attributes:
+        name: what the block's name is prefixed with, e.g. ``decoder.layers.3``; empty for none.
+        block: the block.
+        begins: whether the gradients of its weights begin here, on the way back: at the last use of shared
+            ones. Those of earlier uses are added to them.
+        layer: for a block of a layer the layer's input, which is all that recomputation stores of it.
+    """
+
+    name: str
+    block: Block
+    begins: bool = True
+    layer: Stored | None = None
+
+    @property
+    def path(self) -> str:
+        """The full name."""
+        return f"{self.name}.{self.block.name}" if self.name else self.block.name
+
+
+def tape(config: ModelConfig, work: Workload) -> list[Step]:
     """All blocks in the order of the forward pass; layers are named ``decoder.layers.3.attention``."""
     decode = work.mode == "decode"
     widths = Widths.of(work)
     sizes = {"B": work.rows, "T": 1 if decode else work.length, "d": config.d_model, "K": work.length}
     counts = {path: part.total for path, part in parameters(config).root.walk()}
-    own = Place(symbol("T"), symbol("K") if decode else symbol("T"), sizes, work, widths)
+    own = Place(
+        symbol("T"), symbol("K") if decode else symbol("T"), sizes, work, widths.after(config.embedding)
+    )
     source = own
     tied = isinstance(config.head, TokenHead) and config.head.tied
-    blocks: list[Block] = []
+    steps: list[Step] = []
     if work.source_length is not None:
         sizes["S"] = work.source_length
-        source = dataclasses.replace(own, rows=symbol("S"), keys=symbol("S"))
+        assert config.source is not None
+        source = Place(symbol("S"), symbol("S"), sizes, work, widths.after(config.source))
     if config.encoder is not None and not decode:
         name, table = ("embedding", config.embedding) if config.source is None else ("source", config.source)
-        blocks += [
-            _embedding(name, table, source, counts, begun=tied if name == "embedding" else config.tie_source),
-            *_stack("encoder", config.encoder, source, counts),
-        ]
+        begun = tied if name == "embedding" else config.tie_source
+        steps.append(Step("", _embedding(name, table, source, counts, begun=begun)))
+        steps += _stack("encoder", config.encoder, source, counts)
         if config.decoder is not None:
-            memory = source.stored("memory", B * symbol("S") * D, widths.stream)
-            blocks.append(Block("memory", (memory,), (), (Moment((memory, memory)),)))
+            memory = source.stored("memory", B * symbol("S") * D, source.widths.stream)
+            steps.append(Step("", Block("memory", (memory,), (), (), (Moment((memory, memory)),))))
     if config.decoder is not None:
-        blocks.append(_embedding("embedding", config.embedding, own, counts, begun=tied))
-        blocks += _stack("decoder", config.decoder, own, counts)
-    return [*blocks, *_head(config, own, counts)]
+        steps.append(Step("", _embedding("embedding", config.embedding, own, counts, begun=tied)))
+        steps += _stack("decoder", config.decoder, own, counts)
+    return [*steps, *(Step("", block) for block in _head(config, own, counts))]
 
 
 def _embedding(name: str, table: Embedding, place: Place, counts: Counts, *, begun: bool) -> Block:
@@ -63,34 +88,31 @@ def _embedding(name: str, table: Embedding, place: Place, counts: Counts, *, beg
     gradients = place.stored("gradients", tokens * D * 2, w.stream)
     moment = Moment((gradients, again), frozenset(s.name for s in kept), weights)
     forward = place.stored("stream", tokens * D * 3, w.stream)
-    return Block(name, tuple(kept), (forward,), (moment,), weights)
+    return Block(name, tuple(kept), (forward,), (), (moment,), weights)
 
 
-def _stack(name: str, stack: Stack, place: Place, counts: Counts) -> list[Block]:
+def _stack(name: str, stack: Stack, place: Place, counts: Counts) -> list[Step]:
     by_index: dict[int, list[Block]] = {}
     for group in layer_groups(stack):
         masked = stack.visibility != "bidirectional" or group.layer.attention.window is not None
-        for index in group.indices:
-            by_index[index] = layer_blocks(group.layer, masked and place.work.mode != "decode", place)
-    blocks = [_shared(name, stack, place, counts)]
+        blocks = layer_blocks(group.layer, masked and place.work.mode != "decode", place)
+        by_index |= dict.fromkeys(group.indices, blocks)
+    steps = [Step(name, _shared(stack, place, counts.get(f"{name}.relative_positions", 0)))]
+    stream = place.stored("layer input", B * place.rows * D, place.widths.stream)
+    last_use = {stack.owner(index): index for index in range(stack.n_layers)}
     for index in range(stack.n_layers):
-        # A layer that uses another's parameters adds to gradients that are there already or come later.
-        own = stack.owner(index) == index
-        blocks += [
-            dataclasses.replace(
-                block, name=f"{name}.layers.{index}.{block.name}", weights=block.weights if own else 0
-            )
-            for block in by_index[index]
-        ]
+        begins = last_use[stack.owner(index)] == index
+        steps += [Step(f"{name}.layers.{index}", block, begins, stream) for block in by_index[index]]
     if stack.final_norm is not None:
-        blocks.append(norm_block(stack.final_norm, f"{name}.final_norm", place, counts[f"{name}.final_norm"]))
+        weights = counts[f"{name}.final_norm"]
+        steps.append(Step(name, norm_block(stack.final_norm, "final_norm", place, weights)))
     if stack.final_dropout and place.work.mode == "train":
         noise = place.stored("dropout", B * place.rows * D, place.widths.noise(place.widths.stream))
-        blocks.append(Block(f"{name}.final_dropout", (noise,)))
-    return blocks
+        steps.append(Step(name, Block("final_dropout", (noise,))))
+    return steps
 
 
-def _shared(name: str, stack: Stack, place: Place, counts: Counts) -> Block:
+def _shared(stack: Stack, place: Place, weights: int) -> Block:
     """Rotation tables and distance biases, made once for all layers."""
     kept: list[Stored] = []
     grid = place.rows * place.keys
@@ -99,26 +121,28 @@ def _shared(name: str, stack: Stack, place: Place, counts: Counts) -> Block:
     ):
         if isinstance(positions, Rotary):
             table = place.rows * symbol("d_r")
-            kept.append(place.stored("rotation table", table, place.widths.compute, d_r=positions.width))
+            kept.append(place.stored("rotation table", table, place.widths.stream, d_r=positions.width))
         elif positions.kind != "none":
             kept.append(place.stored("bias", grid * symbol("h"), place.widths.stream, h=heads))
         if positions.kind == "relative_buckets" and place.work.mode == "train":
             kept.append(place.stored("distances", grid, 8))
-    return Block(f"{name}.shared", tuple(kept), weights=counts.get(f"{name}.relative_positions", 0))
+    return Block("shared", tuple(kept), weights=weights)
 
 
 def _head(config: ModelConfig, place: Place, counts: Counts) -> list[Block]:
     head, w, work = config.head, place.widths, place.work
+    # The caller holds the hidden states; a token head's product stores the same tensor.
+    hidden = place.stored("hidden states", B * place.rows * D, w.stream)
     if head is None:
-        return []
+        return [Block("hidden", (hidden,))]
     last = work.mode == "prefill" and config.decoder is not None
     tokens = B if last else B * place.rows
     place = place.widened(V=config.embedding.vocab_size, w=config.embedding.width)
     if not isinstance(head, TokenHead):
         tokens = tokens if isinstance(head, TaggingHead) else B
-        kept = (place.stored("input", tokens * D, w.compute),)
+        kept = (hidden, place.stored("input", tokens * D, w.compute))
         gradients = place.stored("gradients", tokens * D * 2, w.compute)
-        return [Block("head", kept, (gradients,), (Moment((gradients,)),), counts["head"])]
+        return [Block("head", kept, (gradients,), (), (Moment((gradients,)),), counts["head"])]
     blocks: list[Block] = []
     width = D
     if head.transform is not None:
@@ -130,19 +154,22 @@ def _head(config: ModelConfig, place: Place, counts: Counts) -> list[Block]:
     if capped:
         kept.append(place.stored("capped logits", scores, w.compute))
     matrix = width * symbol("V")
-    if w.autocast:  # the caller holds the hidden states beside their copy
-        kept.append(place.stored("hidden states", tokens * D, w.stream))
+    if w.autocast or head.transform is not None:
+        kept.append(hidden)
+    if w.autocast:
         kept.append(place.stored("weights in half precision", matrix, w.compute))
     own = counts["head"] - counts.get("head.transform", 0)
     # A tied table's gradient begins here, and meets the look-up's at the end.
     begun = own + (matrix.value(place.sizes) if head.tied else 0)
     gradients = place.stored("gradients", scores * (2 if capped else 1) + tokens * width, w.compute)
     forward = place.stored("logits", scores * (2 if capped else 1), w.compute)
-    blocks.append(Block("head", tuple(kept), (forward,), (Moment((gradients,), frozenset(), begun),), begun))
+    blocks.append(
+        Block("head", tuple(kept), (forward,), (), (Moment((gradients,), frozenset(), begun),), begun)
+    )
     if work.mode == "train":
         loss = place.stored("log-probabilities", scores, w.wide)
         gradients = place.stored("gradients", scores * 2, w.wide)
-        blocks.append(Block("loss", (loss,), (), (Moment((gradients,)),)))
+        blocks.append(Block("loss", (loss,), (), (), (Moment((gradients,)),)))
     return blocks
 
 
@@ -156,4 +183,4 @@ def _transform(transform: Transform, tokens: Formula, width: Formula, place: Pla
     if transform.norm is not None:
         kept += normed(transform.norm, tokens * width, tokens, place, w.compute)
     gradients = place.stored("gradients", tokens * width * 3, w.compute)
-    return Block("head.transform", tuple(kept), (gradients,), (Moment((gradients,)),), weights)
+    return Block("head.transform", tuple(kept), (gradients,), (), (Moment((gradients,)),), weights)
