@@ -1,0 +1,5 @@
+"""The main job: train, evaluate, save, reload and prove a model on the built-in dates."""
+
+from isoform.demo.job import DemoResult, run
+
+__all__ = ["DemoResult", "run"]
