@@ -48,17 +48,21 @@ class Graph:
         static: whether it depends on parameters and constants alone.
         batch: rows of the batch.
         lengths: positions by role.
+        rounding: a dtype that parameters are rounded to first, as the other model's are.
         real: ``[B, T]`` by role.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, rounding: torch.dtype | None = None) -> None:
         self.recording = recording
+        self.rounding = rounding
         self.nodes = recording.nodes
         self.real = {role: recording.inputs[name].bool() for role, name in recording.reals.items()}
         self.batch = next(iter(self.real.values())).shape[0]
         self.lengths = {role: real.shape[1] for role, real in self.real.items()}
         if recording.output.kind != "node":
-            raise DataError(f"{recording.subject}: the result does not come out of an operation on the inputs")
+            raise DataError(
+                f"{recording.subject}: the result does not come out of an operation on the inputs"
+            )
         self.output = int(recording.output.name)
         self.useful = self._ancestors([self.output])
         self.values: list[Tensor] = []
@@ -87,7 +91,10 @@ class Graph:
         if ref.kind == "node":
             return self.values[int(ref.name)]
         if ref not in self._constants:
-            self._constants[ref] = wide(self.recording.value(ref))
+            value = self.recording.value(ref)
+            if self.rounding is not None and ref.kind == "parameter" and value.is_floating_point():
+                value = value.to(self.rounding)
+            self._constants[ref] = wide(value)
         return self._constants[ref]
 
     def evaluate(
@@ -100,7 +107,10 @@ class Graph:
         return self.evaluate_all([target], given, parameters)[target]
 
     def evaluate_all(
-        self, targets: Iterable[int], given: Mapping[int, Tensor], parameters: Mapping[str, Tensor] | None = None
+        self,
+        targets: Iterable[int],
+        given: Mapping[int, Tensor],
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> dict[int, Tensor]:
         """Likewise for several nodes."""
         targets = list(targets)
@@ -112,7 +122,8 @@ class Graph:
                 continue
             node = self.nodes[number]
             if any(
-                (ref.kind == "node" and int(ref.name) in done) or (ref.kind == "parameter" and ref.name in touched)
+                (ref.kind == "node" and int(ref.name) in done)
+                or (ref.kind == "parameter" and ref.name in touched)
                 for ref in node.refs()
             ):
                 done[number] = self._run(node, done, touched)
@@ -159,7 +170,9 @@ class Graph:
             for ref in self.nodes[number].refs():
                 if ref.kind == "parameter":
                     found[str(ref.name)] = None
-                elif ref.kind == "node" and not self.live[int(ref.name)] and int(ref.name) not in seen | inside:
+                elif (
+                    ref.kind == "node" and not self.live[int(ref.name)] and int(ref.name) not in seen | inside
+                ):
                     seen.add(int(ref.name))
                     stack.append(int(ref.name))
         return sorted(found)
@@ -179,7 +192,9 @@ class Graph:
             if rows == self.batch * length:
                 flat = len(lead) <= 1
                 first = self.order(node) if flat and node is not None else None
-                swapped = first == "time" if flat else lead[:2] == [length, self.batch] != [self.batch, length]
+                swapped = (
+                    first == "time" if flat else lead[:2] == [length, self.batch] != [self.batch, length]
+                )
                 if swapped:
                     return value.reshape(length, self.batch, features).transpose(0, 1)
                 return value.reshape(self.batch, length, features)

@@ -1,0 +1,248 @@
+"""Which parts of two models correspond: by the dataflow, and by the weights, never by names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from isoform.verify.diagnose.graph import Graph
+from isoform.verify.diagnose.structure import Inner, Linear, Part, Site, Structure
+from isoform.verify.record import Recording
+
+Key = tuple[Hashable, ...]
+
+
+class Model:
+    """One recorded model with its parts, each under a key that does not depend on how it is written."""
+
+    def __init__(self, recording: Recording, rounding: torch.dtype | None = None) -> None:
+        self.recording = recording
+        self.graph = Graph(recording, rounding)
+        self.structure = Structure(self.graph)
+        self.sources = self._sources()
+        self.states = {self.state_key(n): n for n in [*self.structure.entries, *self.structure.states]}
+        self.reads = self._reads()
+
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        return self.recording.subject
+
+    def role(self, node: int) -> str:
+        """The stream that a node belongs to: "target" or "source"."""
+        structure = self.structure
+        seen: set[int] = set()
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if n in seen:
+                continue
+            seen.add(n)
+            if n in structure.entries:
+                return self._entry_role(n)
+            linear = structure.by_out.get(n)
+            site = next((s for s in structure.sites if s.mix == n), None)
+            if linear is not None:
+                stack.append(linear.read)
+            elif site is not None:
+                stack.append(site.query)
+            else:
+                above = self.graph.sources(n, structure.cut - {n})
+                # The stream itself before what was added to it.
+                stack += sorted(above, key=lambda a: a in structure.states or a in structure.entries)
+        return "target"
+
+    def _entry_role(self, node: int) -> str:
+        contents = {name: role for role, name in self.recording.contents.items()}
+        stack, seen = [node], set[int]()
+        while stack:
+            n = stack.pop()
+            seen.add(n)
+            for ref in self.graph.nodes[n].refs():
+                if ref.kind == "input" and ref.name in contents:
+                    return contents[str(ref.name)]
+                if ref.kind == "node" and int(ref.name) not in seen:
+                    stack.append(int(ref.name))
+        return "target"
+
+    def real(self, role: str) -> Tensor:
+        """``[B, T]`` True = a real token."""
+        return self.graph.real.get(role, next(iter(self.graph.real.values())))
+
+    def of_linear(self, linear: Linear) -> Tensor | None:
+        """A linear map's result as ``[B, T, out]``."""
+        width = linear.weight.shape[0]
+        return self.graph.canonical(self.graph.values[linear.out], width, linear.out)
+
+    def of_node(self, node: int, width: int | None = None) -> Tensor | None:
+        """A node's value as ``[B, T, features]``."""
+        value = self.graph.values[node]
+        return self.graph.canonical(value, width or value.shape[-1], node)
+
+    def state_key(self, node: int) -> Key:
+        """All that was added up to a state."""
+        found: set[Key] = set()
+        seen: set[int] = set()
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if n in seen:
+                continue
+            seen.add(n)
+            if n in self.sources:
+                found.add(self.sources[n])
+            else:
+                stack += [t for a in self.graph.live_args(n) for t in self.structure.tops(a)]
+        return ("state", frozenset(found))
+
+    def _sources(self) -> dict[int, Key]:
+        structure = self.structure
+        keys: dict[int, Key] = {}
+        counts: dict[str, int] = {}
+        for entry in structure.entries:
+            role = self._entry_role(entry)
+            keys[entry] = ("entry", role, counts.get(role, 0))
+            counts[role] = counts.get(role, 0) + 1
+        for site in structure.sites:
+            keys[site.mix] = ("mix", site.index)
+            if site.out is not None:
+                keys[site.out.out] = ("site", site.index)
+        for inner in structure.inners:
+            keys.setdefault(inner.out.out, ("inner", inner.index))
+        for number, linear in enumerate(n for n in structure.linears if n.out not in keys):
+            keys[linear.out] = ("linear", number)
+        return keys
+
+    def _reads(self) -> dict[Key, int]:
+        """Who reads the stream."""
+        found: dict[Key, int] = {}
+        taken: set[int] = set()
+        for site in self.structure.sites:
+            for name, part in site.parts():
+                found.setdefault(("site", site.index, name), part.linear.read)
+                taken.add(part.linear.node)
+        for inner in self.structure.inners:
+            for linear in inner.sources:
+                if linear.node not in taken and f"linear {linear.node}" in self.structure.reads:
+                    found.setdefault(("inner", inner.index), linear.read)
+                    taken.add(linear.node)
+        others = [r for r in self.structure.reads.items() if r[1][1] is None or r[1][1].node not in taken]
+        for number, (_, (node, _linear)) in enumerate(others):
+            found[("other", number)] = node
+        return found
+
+
+@dataclasses.dataclass(eq=False)
+class Rows:
+    """How the rows of B's matrices stand in A's: B's row i is ``scale[i]`` times A's row ``index[i]``.
+
+    Attributes:
+        index: −1 where B's row is none of A's.
+        scale: 1 where the row is the same.
+    """
+
+    index: Tensor
+    scale: Tensor
+
+    @property
+    def complete(self) -> bool:
+        """Every row was found, each another one."""
+        return bool((self.index >= 0).all()) and len(self.index.unique()) == len(self.index)
+
+    @property
+    def plain(self) -> bool:
+        """Nothing is permuted or scaled."""
+        return self.complete and bool((self.index == torch.arange(len(self.index))).all()) and not self.scaled
+
+    @property
+    def scaled(self) -> bool:
+        """Some rows are multiples."""
+        return bool(((self.scale - 1).abs() > 1e-6).any())
+
+
+def match_rows(a: Tensor, b: Tensor) -> Rows:
+    """Find each row of ``b`` among the rows of ``a``, up to a positive factor.
+
+    Args:
+        a: ``[n, width]``.
+        b: ``[m, width]``.
+    """
+    index = torch.full((b.shape[0],), -1, dtype=torch.long)
+    scale = torch.ones(b.shape[0], dtype=torch.float64)
+    if a.shape[1:] != b.shape[1:] or a.shape[0] == 0:
+        return Rows(index, scale)
+    if a.shape == b.shape and _near(a, b):
+        return Rows(torch.arange(b.shape[0]), scale)
+    long_a, long_b = a.norm(dim=1), b.norm(dim=1)
+    unit_a, unit_b = a / long_a.clamp(min=1e-30)[:, None], b / long_b.clamp(min=1e-30)[:, None]
+    direction = torch.randn(a.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    key_a, key_b = unit_a @ direction, unit_b @ direction
+    order = key_a.argsort()
+    at = torch.searchsorted(key_a[order], key_b)
+    for shift in (0, -1, 1):
+        candidate = order[(at + shift).clamp(0, len(order) - 1)]
+        same = (unit_a[candidate] - unit_b).abs().amax(1) < 2e-6
+        fresh = same & (index < 0)
+        index = torch.where(fresh, candidate, index)
+    found = index >= 0
+    scale[found] = long_b[found] / long_a[index[found]].clamp(min=1e-30)
+    scale[(scale - 1).abs() < 2e-6] = 1.0
+    return Rows(index, scale)
+
+
+def _near(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= 1e-6 * a.abs().max().clamp(min=1e-30))
+
+
+def rows_of(parts: list[Part]) -> tuple[Tensor, Tensor]:
+    """The rows and biases of some parts, one below the other."""
+    weights = [p.linear.weight[p.columns] for p in parts]
+    width = weights[0].shape[1]
+    kept = [w for w in weights if w.shape[1] == width]
+    return torch.cat(kept), torch.cat([p.linear.bias[p.columns] for p in parts][: len(kept)])
+
+
+def whole(linears: list[Linear]) -> list[Part]:
+    """All columns of some linear maps."""
+    return [Part(linear, torch.arange(linear.weight.shape[0])) for linear in linears]
+
+
+def values_of(model: Model, parts: list[Part]) -> Tensor | None:
+    """The results of some parts side by side, ``[B, T, columns]``."""
+    found: list[Tensor] = []
+    for part in parts:
+        value = model.of_linear(part.linear)
+        if value is None:
+            return None
+        found.append(value[..., part.columns])
+    return torch.cat(found, -1)
+
+
+def filled(model: Model, parts: list[Part], value: Tensor, given: dict[int, Tensor]) -> None:
+    """Put values for some parts into ``given``, to run the model again with them.
+
+    Args:
+        model: whose parts they are.
+        parts: the columns.
+        value: ``[B, T, columns]`` in the order of the parts.
+        given: node → value; columns of a linear map that are not among the parts keep theirs.
+    """
+    at = 0
+    for part in parts:
+        linear, width = part.linear, len(part.columns)
+        size = linear.weight.shape[0]
+        old = given.get(linear.out, model.graph.values[linear.out])
+        whole_value = model.graph.canonical(old, size, linear.out)
+        assert whole_value is not None
+        new = whole_value.clone()
+        new[..., part.columns] = value[..., at : at + width]
+        given[linear.out] = model.graph.shaped(new, linear.out, size)
+        at += width
+
+
+__all__ = [
+    "Inner", "Key", "Linear", "Model", "Part", "Rows", "Site", "filled", "match_rows", "rows_of", "values_of", "whole"
+]

@@ -1,0 +1,338 @@
+"""Decoder, encoder and encoder–decoder with one module a step; ``fault`` names what is planted, and where."""
+
+from __future__ import annotations
+
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Faults = dict[str, object]
+
+
+class Norm(nn.Module):
+    def __init__(self, d: int, kind: str, eps: float, fault: Faults) -> None:
+        super().__init__()
+        self.kind, self.eps, self.fault = kind, eps, fault
+        self.weight = nn.Parameter(torch.ones(d))
+        if kind == "layer":
+            self.bias = nn.Parameter(torch.zeros(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gain = self.weight + 1 if "norm-offset" in self.fault else self.weight
+        eps = 1e-3 if "norm-eps" in self.fault else self.eps
+        if self.kind == "rms" or "norm-kind" in self.fault:
+            y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gain
+            return y + self.bias if self.kind == "layer" else y
+        var = x.var(-1, keepdim=True, unbiased="norm-unbiased" in self.fault)
+        root = var.sqrt() + eps if "norm-outside" in self.fault else (var + eps).sqrt()
+        return (x - x.mean(-1, keepdim=True)) / root * gain + self.bias
+
+
+def rotate(x: Tensor, positions: Tensor, fault: Faults, theta: float, width: int) -> Tensor:
+    """Half-split rotation of ``[B, h, T, dh]``."""
+    if "rope-frequency" in fault:
+        theta = 500.0
+    if "rope-partial" in fault:
+        width = width // 2
+    x, rest = x[..., :width], x[..., width:]
+    freq = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    if "rope-axis" in fault:
+        positions = torch.arange(x.shape[1])[None].expand(x.shape[0], -1)
+        angle = positions[:, :, None, None] * freq
+    else:
+        angle = positions[:, None, :, None] * freq
+    if "rope-precision" in fault:
+        angle = angle.to(torch.bfloat16)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    if "rope-pairing" in fault:
+        a, b = x[..., 0::2], x[..., 1::2]
+        out = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    else:
+        a, b = x.chunk(2, -1)
+        out = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([out, rest], -1)
+
+
+class Attention(nn.Module):
+    def __init__(self, c: Config, fault: Faults, causal: bool, cross: bool, layer: int) -> None:
+        super().__init__()
+        self.c, self.fault, self.causal, self.cross, self.layer = c, fault, causal, cross, layer
+        self.width = c.d // c.heads
+        bias = c.bias
+        self.q_proj = nn.Linear(c.d, c.d, bias=bias)
+        self.k_proj = nn.Linear(c.d, c.kv * self.width, bias=bias)
+        self.v_proj = nn.Linear(c.d, c.kv * self.width, bias=bias and "bias-missing" not in fault)
+        self.o_proj = nn.Linear(c.d, c.d, bias=bias)
+        if c.qk_norm:
+            self.q_norm = Norm(self.width, "rms", 1e-6, {})
+            self.k_norm = Norm(self.width, "rms", 1e-6, {})
+
+    def forward(self, x: Tensor, memory: Tensor, real: Tensor, positions: Tensor, bias: Tensor | None) -> Tensor:
+        c, fault, b, t, s = self.c, self.fault, x.shape[0], x.shape[1], memory.shape[1]
+        q = self.q_proj(x).view(b, t, c.heads, -1).transpose(1, 2)
+        k = self.k_proj(memory).view(b, s, c.kv, -1).transpose(1, 2)
+        v = self.v_proj(memory).view(b, s, c.kv, -1).transpose(1, 2)
+        late = "qk-norm-order" in fault
+        if c.qk_norm and "qk-norm" not in fault and not late:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if c.position == "rope" and not self.cross:
+            q = rotate(q, positions, fault, c.theta, c.rotary)
+            k = rotate(k, positions, fault, c.theta, c.rotary)
+        if c.qk_norm and late:
+            q, k = self.q_norm(q), self.k_norm(k)
+        groups = c.heads // c.kv
+        if "kv-head-order" in fault:
+            k, v = k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1)
+        else:
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scale = {"attention-scale": c.d**-0.5}.get(next(iter(fault), ""), c.scale)
+        if "attention-scale" in fault:
+            scale = c.d**-0.5
+        scores = q @ k.transpose(-1, -2) * scale
+        if c.cap is not None and "softcap" not in fault:
+            scores = c.cap * torch.tanh(scores / c.cap)
+        if bias is not None and not ("relative-bias" in fault and self.layer > 0):
+            scores = scores + bias
+        allowed = torch.ones(t, s, dtype=torch.bool)
+        if self.causal and "causality" not in fault:
+            allowed = allowed.tril(1 if "causality-off" in fault else 0)
+        if c.window is not None and "sliding-window-lost" not in fault and not self.cross:
+            reach = c.window + ("sliding-window" in fault)
+            far = torch.arange(t)[:, None] - torch.arange(s)[None]
+            allowed = allowed & (far < reach)
+        allowed = allowed.expand(b, 1, t, s)
+        if not ("mask-polarity" in fault or (self.cross and "cross-mask" in fault)):
+            allowed = allowed & real[:, None, None]
+        elif "mask-polarity" in fault and fault["mask-polarity"] == "inverted":
+            allowed = allowed & ~real[:, None, None]
+        if "mask-polarity" in fault and fault["mask-polarity"] == "added":
+            scores = scores + real[:, None, None].to(scores.dtype)
+        weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1)
+        if "unlisted-attention" in fault:
+            weights = weights.square()
+        mixed = weights @ v
+        if "head-merge" in fault:
+            return self.o_proj(mixed.reshape(b, t, c.d))
+        return self.o_proj(mixed.transpose(1, 2).reshape(b, t, c.d))
+
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick-gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "relu2": lambda x: F.relu(x) ** 2,
+    "softsign": F.softsign,
+}
+
+
+class FeedForward(nn.Module):
+    def __init__(self, c: Config, fault: Faults) -> None:
+        super().__init__()
+        self.c, self.fault = c, fault
+        self.up = nn.Linear(c.d, c.ff, bias=c.bias)
+        self.down = nn.Linear(c.ff, c.d, bias=c.bias)
+        if c.gated:
+            self.gate = nn.Linear(c.d, c.ff, bias=c.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        activation = ACTIVATIONS[str(self.fault.get("activation", self.c.activation))]
+        up = self.up(x)
+        if not self.c.gated:
+            inner = activation(up)
+        elif "gate-order" in self.fault:
+            inner = self.gate(x) * activation(up)
+        elif "gate-product" in self.fault:
+            inner = activation(self.gate(x) * up)
+        else:
+            inner = activation(self.gate(x)) * up
+        if "unlisted-feed-forward" in self.fault:
+            inner = inner + 0.1 * inner.roll(1, -1)
+        return self.down(inner)
+
+
+class Config:
+    """Sizes and the sound variant."""
+
+    def __init__(self, **given: object) -> None:
+        self.vocab, self.d, self.heads, self.kv, self.ff, self.layers = 31, 24, 6, 2, 40, 2
+        self.norm, self.eps, self.placement, self.bias = "rms", 1e-6, "pre", True
+        self.position, self.theta, self.rotary = "rope", 100.0, 4
+        self.scale, self.cap, self.window, self.qk_norm = 0.5, None, None, False
+        self.gated, self.activation, self.tied, self.head_bias = True, "silu", False, False
+        self.embedding_scale, self.embedding_norm, self.residual = 1.0, False, "sequential"
+        self.logit_cap, self.pad = None, 0
+        for name, value in given.items():
+            assert hasattr(self, name), name
+            setattr(self, name, value)
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, faults: Faults, index: int, causal: bool, cross: bool) -> None:
+        super().__init__()
+        at = faults.get("layer")
+        fault = faults if at is None or at == index else {}
+        self.c, self.fault, self.index = c, fault, index
+        self.attention = Attention(c, fault, causal, False, index)
+        self.attention_norm = Norm(c.d, c.norm, c.eps, fault)
+        if cross:
+            self.cross = Attention(c, fault, False, True, index)
+            self.cross_norm = Norm(c.d, c.norm, c.eps, fault)
+        self.ff = FeedForward(c, fault)
+        self.ff_norm = Norm(c.d, c.norm, c.eps, fault)
+
+    def sublayer(self, x: Tensor, norm: Norm, body) -> Tensor:
+        pre = self.c.placement == "pre"
+        if "norm-placement" in self.fault:
+            kind = self.fault["norm-placement"]
+            if kind == "swap":
+                pre = not pre
+            elif kind == "residual":
+                n = norm(x)
+                return n + body(n)
+        if pre:
+            return x + body(norm(x)) * (0.5 if "residual-scale" in self.fault else 1.0)
+        y = x + body(x)
+        return y if "norm-missing-layer" in self.fault else norm(y)
+
+    def forward(self, x, memory, real, memory_real, positions, bias) -> Tensor:
+        parallel = (self.c.residual == "parallel") != ("parallel-residual" in self.fault)
+        if parallel:
+            return (
+                x
+                + self.attention(*[self.attention_norm(x)] * 2, real, positions, bias)
+                + self.ff(self.ff_norm(x))
+            )
+        x = self.sublayer(
+            x, self.attention_norm, lambda h: self.attention(h, h, real, positions, bias)
+        )
+        if memory is not None:
+            x = self.sublayer(
+                x, self.cross_norm, lambda h: self.cross(h, memory, memory_real, positions, None)
+            )
+        return self.sublayer(x, self.ff_norm, self.ff)
+
+
+class Stack(nn.Module):
+    def __init__(self, c: Config, fault: Faults, causal: bool, cross: bool) -> None:
+        super().__init__()
+        self.c, self.fault, self.causal = c, fault, causal
+        self.table = nn.Embedding(c.vocab, c.d)
+        if c.position == "learned":
+            self.places = nn.Embedding(64, c.d)
+        if c.position == "relative":
+            self.relative = nn.Embedding(8, c.heads)
+        if c.embedding_norm:
+            self.embedding_norm = Norm(c.d, c.norm, c.eps, {})
+        self.layers = nn.ModuleList(Layer(c, fault, i, causal, cross) for i in range(c.layers))
+        self.norm = Norm(c.d, c.norm, c.eps, {k: v for k, v in fault.items() if fault.get("layer") is None})
+
+    def positions(self, real: Tensor) -> Tensor:
+        count = (real.long().cumsum(-1) - 1).clamp(min=0)
+        if "position-padding" in self.fault:
+            count = torch.arange(real.shape[1]).expand_as(count)
+        return count
+
+    def bias(self, t: int) -> Tensor | None:
+        c = self.c
+        far = torch.arange(t)[None] - torch.arange(t)[:, None]
+        if c.position == "alibi":
+            slope = 2.0 ** (-8 * torch.arange(1, c.heads + 1, dtype=torch.float64) / c.heads)
+            if "alibi-slope" in self.fault:
+                slope = 2.0 ** (-torch.arange(1, c.heads + 1, dtype=torch.float64))
+            return (slope[:, None, None] * far).to(self.table.weight.dtype)
+        if c.position == "relative":
+            if "relative-bias-direction" in self.fault:
+                far = -far
+            return self.relative((far + 4).clamp(0, 7)).permute(2, 0, 1)
+        return None
+
+    def forward(self, ids: Tensor, real: Tensor, memory=None, memory_real=None) -> Tensor:
+        c, positions = self.c, self.positions(real)
+        scale = c.embedding_scale * (c.d**0.5 if "embedding-scale" in self.fault else 1.0)
+        x = self.table(ids) * scale
+        if c.position == "learned":
+            x = x + self.places(positions + (1 if "position-offset" in self.fault else 0))
+        if c.position == "sinusoid":
+            x = x + sinusoid(positions, c.d, "sinusoid-layout" in self.fault).to(x.dtype)
+        if c.embedding_norm and "norm-missing-embedding" not in self.fault:
+            x = self.embedding_norm(x)
+        bias = self.bias(ids.shape[1])
+        for layer in self.layers:
+            x = layer(x, memory, real, memory_real, positions, bias)
+            if "unlisted-stream" in self.fault and layer.index == 0:
+                x = x + 0.1 * torch.sin(x)
+        if c.placement == "post" or "norm-missing" in self.fault:
+            return x
+        return self.norm(self.norm(x)) if "norm-doubled" in self.fault else self.norm(x)
+
+
+def sinusoid(positions: Tensor, d: int, interleaved: bool) -> Tensor:
+    freq = 100.0 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    angle = positions[..., None] * freq
+    parts = (angle.sin(), angle.cos())
+    return torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+
+
+class Head(nn.Module):
+    def __init__(self, c: Config, fault: Faults) -> None:
+        super().__init__()
+        self.c, self.fault = c, fault
+        self.head = nn.Linear(c.d, c.vocab, bias=c.head_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = F.linear(x, self.head.weight, None if "output-bias" in self.fault else self.head.bias)
+        if self.c.logit_cap is not None and "logit-cap" not in self.fault:
+            logits = self.c.logit_cap * torch.tanh(logits / self.c.logit_cap)
+        return logits * 0.5 if "logit-scale" in self.fault else logits
+
+
+class Decoder(nn.Module):
+    def __init__(self, c: Config, fault: Faults | None = None, causal: bool = True) -> None:
+        super().__init__()
+        fault = fault or {}
+        self.c, self.stack, self.lm = c, Stack(c, fault, causal, False), Head(c, fault)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        real = torch.ones_like(ids).bool() if attention_mask is None else attention_mask.bool()
+        return self.lm(self.stack(ids, real))
+
+
+class EncoderDecoder(nn.Module):
+    def __init__(self, c: Config, fault: Faults | None = None) -> None:
+        super().__init__()
+        fault = fault or {}
+        side = fault.get("side")
+        self.c = c
+        self.encoder = Stack(c, fault if side in (None, "encoder") else {}, False, False)
+        self.decoder = Stack(c, fault if side in (None, "decoder") else {}, True, True)
+        self.lm = Head(c, fault)
+
+    def forward(self, src: Tensor, ids: Tensor, src_mask: Tensor) -> Tensor:
+        real = src_mask.bool()
+        memory = self.encoder(src, real)
+        return self.lm(self.decoder(ids, torch.ones_like(ids).bool(), memory, real))
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Weights that hide nothing: gains and biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            noise = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
+            if p.dim() > 1:
+                p.copy_(noise * (1.0 if "table" in name or "places" in name else 0.3))
+            else:
+                p.copy_(0.3 * noise + (1.0 if name.endswith("weight") else 0.0))
+    return model.eval()
+
+
+def twins(kind: type, fault: Faults, **config: object) -> tuple[nn.Module, nn.Module]:
+    """A sound model and one with a fault, with the same weights."""
+    a, b = randomise(kind(Config(**config))), kind(Config(**config), fault)
+    b.load_state_dict(a.state_dict(), strict=False)
+    return a, b.eval()
+
+
