@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from isoform import config as c
+from isoform.checkpoints import Bundle
+from isoform.config.protocol import Protocol
+from isoform.data.tokenizer import Tokenizer
+from isoform.data.tokenizer_config import Characters
 from isoform.nn import Transformer, build
 from isoform.tokens import Tokens
 
@@ -160,3 +164,28 @@ def _network() -> Callable[..., Transformer]:
 @pytest.fixture(name="prompts")
 def _prompts() -> Callable[..., tuple[Tokens, Tokens | None]]:
     return prompts
+
+
+LETTERS = "abcdefgh "
+
+
+def bundle(structure: str = "encoder-decoder", positions: str = "rotary-half", **protocol: object) -> Bundle:
+    """A network that reads and writes letters. BOS starts the decoder, EOS ends both sides."""
+    tokenizer = Tokenizer.train(Characters(), [LETTERS], where="letters")
+    special = tokenizer.special
+    size = tokenizer.vocab_size
+    cfg = configuration(positions, structure=structure, vocab=size)
+    if cfg.source is not None:
+        cfg = cfg.model_copy(update={"source": cfg.source.model_copy(update={"vocab_size": size})})
+    settings: dict[str, object] = {
+        "pad_id": special.pad,
+        "eos_ids": (special.eos,),
+        "start": (special.bos,),
+        "source_suffix": (special.eos,) if structure == "encoder-decoder" else (),
+    }
+    return Bundle(network(cfg, seed=3), cfg, tokenizer, tokenizer, Protocol(**{**settings, **protocol}))
+
+
+@pytest.fixture(name="bundle")
+def _bundle() -> Callable[..., Bundle]:
+    return bundle

@@ -132,9 +132,7 @@ STOP = {"when_full": True, "heuristic": False, "never": "never"}
 
 
 def beam(request, kind, width, alpha, early, eos):
-    search = Beam(
-        width, "none" if alpha == 0 else "length", alpha=alpha, n_best=width, early_stopping=early
-    )
+    search = Beam(width, "none" if alpha == 0 else "length", alpha=alpha, n_best=width, early_stopping=early)
     return agree(
         request.getfixturevalue(kind),
         kind,

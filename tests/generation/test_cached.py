@@ -34,7 +34,14 @@ NEW = 13  # with prompts of 2 to 5 tokens: several windows, and beyond dynamic N
 GRID = list(itertools.product(KINDS, HEADS, WINDOWS, SIDES, STRUCTURES, SEARCHES))
 # Every kind with both searches; the other axes go round, each at its own pace.
 SLICE = [
-    (kind, HEADS[(i + j) % 3], WINDOWS[(i // 2 + j) % 2], SIDES[(i + j) % 2], STRUCTURES[(i + 2 * j) % 3], search)
+    (
+        kind,
+        HEADS[(i + j) % 3],
+        WINDOWS[(i // 2 + j) % 2],
+        SIDES[(i + j) % 2],
+        STRUCTURES[(i + 2 * j) % 3],
+        search,
+    )
     for i, kind in enumerate(KINDS)
     for j, search in enumerate(SEARCHES)
 ]
@@ -59,7 +66,9 @@ def same(a: Generated, b: Generated) -> None:
 def check(network, configuration, prompts, kind, kv, window, side, structure, search):
     model = network(configuration(kind, kv=kv, window=window, structure=structure))
     tokens, source = prompts(structure, side)
-    search = Greedy() if search == "greedy" else Beam(3, "length", alpha=0.7, n_best=3, early_stopping="never")
+    search = (
+        Greedy() if search == "greedy" else Beam(3, "length", alpha=0.7, n_best=3, early_stopping="never")
+    )
     # An id that a middle row chooses early ends it, so that rows leave the batch at different times.
     free = generate(model, tokens, source=source, max_new_tokens=NEW, cached=False)
     eos = free.ids[1][3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,8 @@ class TextGenerator:
 
     The source of an encoder–decoder is ``source_prefix``, text, ``source_suffix`` of the protocol, and its
     decoder begins with ``start``; the prompt of a decoder is ``start``, text, all of it the condition where
-    the visibility is prefix. An empty text gives an empty text. What a text gives depends on the others only through
-    rounding.
+    the visibility is prefix. An empty text gives an empty text. What a text gives depends on the others only
+    through rounding.
 
     Args:
         bundle: the network with its tokenizers and protocol.
@@ -89,8 +90,11 @@ class TextGenerator:
         Raises:
             DataError: a text with more tokens than the network has positions for, or with none.
         """
-        rows = self._encode(texts)
-        limits = [self._limit(number, len(row)) if row else 0 for number, row in enumerate(rows)]
+        return self._write(texts, 1, progress)
+
+    def _write(self, texts: Sequence[str], first: int, progress: str | None) -> list[list[TextOutput]]:
+        rows = self._encode(texts, first)
+        limits = [self._limit(number, len(row)) if row else 0 for number, row in enumerate(rows, first)]
         found: list[list[TextOutput]] = [[TextOutput("", [], 0.0, 0.0, True)] for _ in texts]
         # Rows of one batch share the length limit, so that none is cut because of another.
         order = sorted((i for i, row in enumerate(rows) if row), key=lambda i: (-limits[i], -len(rows[i])))
@@ -112,25 +116,21 @@ class TextGenerator:
             window: how many are read before the first are written; sorted by length among themselves.
             progress: as in `write`, for each window.
         """
-        held: list[str] = []
-        for line in lines:
-            held.append(line)
-            if len(held) == window:
-                yield from zip(held, self.write(held, progress=progress), strict=True)
-                held = []
-        yield from zip(held, self.write(held, progress=progress), strict=True)
+        remaining, first = iter(lines), 1
+        while held := list(itertools.islice(remaining, window)):
+            yield from zip(held, self._write(held, first, progress), strict=True)
+            first += len(held)
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str], first: int) -> list[list[int]]:
         protocol = self._bundle.protocol
         before = protocol.source_prefix if self._both else protocol.start
         after = protocol.source_suffix if self._both else ()
         rows: list[list[int]] = []
-        for number, (text, ids) in enumerate(zip(texts, self._reader.encode_batch(texts), strict=True)):
+        encoded = self._reader.encode_batch(texts)
+        for number, (text, ids) in enumerate(zip(texts, encoded, strict=True), first):
             row = [*before, *ids, *after] if text else []
             if text and not row:
-                raise DataError(
-                    f"text {number + 1}: {text[:40]!r} has no tokens, and nothing is put around it"
-                )
+                raise DataError(f"text {number}: {text[:40]!r} has no tokens, and nothing is put around it")
             rows.append(row)
         return rows
 
@@ -139,9 +139,7 @@ class TextGenerator:
         cfg = self._bundle.config
         read = cfg.embedding.positions if cfg.source is None else cfg.source.positions
         if read.kind == "learned" and length > read.max_positions:
-            raise DataError(
-                f"text {number + 1}: {length} tokens, the network has {read.max_positions} positions"
-            )
+            raise DataError(f"text {number}: {length} tokens, the network has {read.max_positions} positions")
         before = len(self._bundle.protocol.start) if self._both else length
         written = cfg.embedding.positions
         room = written.max_positions - before + 1 if written.kind == "learned" else None
@@ -149,7 +147,7 @@ class TextGenerator:
             return DEFAULT_NEW_TOKENS if room is None else min(DEFAULT_NEW_TOKENS, room)
         if room is not None and self._new > room:
             raise DataError(
-                f"text {number + 1}: max_new_tokens {self._new} exceeds the {room} that the network's "
+                f"text {number}: max_new_tokens {self._new} exceeds the {room} that the network's "
                 "positions leave"
             )
         return self._new
