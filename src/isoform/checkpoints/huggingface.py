@@ -9,24 +9,28 @@ from typing import Any
 
 import torch
 
-from isoform.checkpoints import families
+from isoform.checkpoints import families, probe
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.folder_vocabularies import Found, find
 from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.keys import IRRELEVANT, Keys
-from isoform.checkpoints.mapping import load_weights, save_weights
+from isoform.checkpoints.mapping import actual_names, load_weights, save_weights
 from isoform.checkpoints.protocol import read_protocol, write_protocol
 from isoform.checkpoints.relayout import with_layout
 from isoform.checkpoints.shards import SINGLE, open_folder
 from isoform.checkpoints.weights import skeleton
+from isoform.checkpoints.written_vocabularies import write_tokenizer
 from isoform.config import ModelConfig, difference
 from isoform.config.files import write_text
 from isoform.config.protocol import Protocol
 from isoform.data.tokenizer import Template
-from isoform.errors import ArtifactError, IsoformError, did_you_mean
+from isoform.errors import ArtifactError, CheckError, IsoformError, did_you_mean
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+_ALPHABETS = {"grapheme_chars", "phoneme_chars"}
+# Keys that the network does not have, and that go back where they came from.
+_CARRIED = {"max_position_embeddings", *_ALPHABETS}
+CONFIG, GENERATION, CHECK = "config.json", "generation_config.json", "isoform_check.json"
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -122,7 +126,7 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
     known = (
         bundle.provenance.get("config", {}) if bundle.provenance.get("family") == chosen.model_type else {}
     )
-    kept = {k: v for k, v in known.items() if k in IRRELEVANT or k == "max_position_embeddings"}
+    kept = {k: v for k, v in known.items() if k in IRRELEVANT or k in _CARRIED}
     architecture = next(name for name, k in chosen.architectures.items() if k == kind)
     dtype = str(next(bundle.model.parameters()).dtype).removeprefix("torch.")
     both = config.structure == "encoder-decoder"
@@ -143,7 +147,44 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
         if kind == "tokens" and config.decoder is not None:
             generation = write_protocol(bundle.protocol, encoder_decoder=both)
             write_text(new / GENERATION, json.dumps(generation, indent=2, sort_keys=True) + "\n")
+        if not full.keys() >= _ALPHABETS:
+            write_tokenizer(bundle, new)
+        report = _checked(bundle, new)
+        write_text(new / CHECK, json.dumps(dataclasses.asdict(report), indent=2) + "\n")
     return folder
+
+
+def _checked(bundle: Bundle, folder: Path) -> probe.ProbeReport:
+    """Open what was written and hold it against what was to be written: layers, scores, greedy tokens.
+
+    Raises:
+        CheckError: they differ.
+    """
+    before = probe.record(bundle.model, bundle.protocol)
+    return probe.compare(before, probe.record(load(folder).model, bundle.protocol))
+
+
+def unchanged(bundle: Bundle, folder: Path, *, unpickle: bool = False) -> int:
+    """Turn an opened checkpoint back into its tensors and compare them with the file's, bit for bit.
+
+    Returns:
+        How many there are.
+
+    Raises:
+        CheckError: one differs.
+    """
+    family, kind, config, _ = read_config(folder)
+    weights = open_folder(folder, unpickle=unpickle)
+    mapping = family.mapping(config)
+    names = actual_names(mapping, weights)
+    written = save_weights(bundle.model, mapping, bare=False)
+    for name, tensor in written.items():
+        real = names.get(name)
+        if real is None:  # stored under its other name
+            real = next(names[tie.theirs] for tie in mapping.ties if tie.of == name and tie.theirs in names)
+        if not torch.equal(weights.view(real).to(tensor.dtype), tensor.cpu()):
+            raise CheckError(f"{folder}: {name} does not come back as it was; kind of head: {kind}")
+    return len(written)
 
 
 def _expressed(bundle: Bundle, name: str | None) -> tuple[Family, dict[str, Any], HeadKind]:

@@ -305,7 +305,7 @@ def load_weights(
     """
     rules = mapping.rules(model)
     shapes = _their_shapes(model, rules)
-    actual = _actual_names(mapping, weights)
+    actual = actual_names(mapping, weights)
     actual = _without_ignored(mapping, weights, actual)
     actual = _without_ties(mapping, weights, actual)
     refuse_strangers(weights.where, shapes, {name: weights.shape(real) for name, real in actual.items()})
@@ -387,7 +387,7 @@ def _their_shapes(model: Transformer, rules: Iterable[Rule]) -> dict[str, tuple[
     return shapes
 
 
-def _actual_names(mapping: FamilyMapping, weights: Weights) -> dict[str, str]:
+def actual_names(mapping: FamilyMapping, weights: Weights) -> dict[str, str]:
     """Names as the mapping writes them, to the names in the file; a bare model's get the base prefix."""
     names = {_modern(name): name for name in weights.names()}
     if not mapping.base or any(name.startswith(mapping.base) for name in names):

@@ -54,9 +54,8 @@ class ProbeReport:
     def lines(self) -> list[str]:
         """The figures in words."""
         name, difference = self.worst_layer
-        out = [
-            f"{self.layers} layers agree in {self.precision}; the most differs {name}, by {difference:.1e}"
-        ]
+        worst = f"the largest difference is {difference:.1e}, at {name}" if difference else "bit for bit"
+        out = [f"{self.layers} layers agree in {self.precision}: {worst}"]
         if self.logits is not None:
             out.append(f"first-step scores differ by {self.logits:.1e} (accepted: {self.tolerance:.0e})")
         if self.tokens:

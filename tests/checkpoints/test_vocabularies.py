@@ -1,0 +1,165 @@
+"""Tokenizers come with a checkpoint and cut text as transformers does, template and special ids included."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isoform.checkpoints.folder_vocabularies import find
+from isoform.errors import ArtifactError
+
+transformers = pytest.importorskip("transformers")
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "tokenizers"
+TEXTS = [
+    "Hello, world! 123", "  two  spaces ", "it's  a\ttab\nand a line", "naïve café — œuvre", "Привет, мир!",
+    "你好，世界。日本語テキスト", "مرحبا بالعالم", "हिन्दी पाठ", "emoji 👩‍👩‍👧 🎉",
+    "a", "ALL CAPS and CamelCase", "1,000.50 €",
+    "end of text", "ﬁne ligature ½", "\u200bzero width",
+]  # fmt: skip
+CORPUS = [text * 3 for text in TEXTS] + ["the quick brown fox jumps over the lazy dog"] * 5
+
+
+def train_pieces(folder: Path, name: str, **settings: Any) -> Path:
+    import sentencepiece
+
+    (folder / "corpus.txt").write_text("\n".join(t.replace("\n", " ") for t in CORPUS), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.Train(
+        input=str(folder / "corpus.txt"), model_prefix=str(folder / "made"), vocab_size=420,
+        character_coverage=1.0, minloglevel=2, hard_vocab_limit=False, **settings,
+    )  # fmt: skip
+    shutil.move(folder / "made.model", folder / name)
+    (folder / "made.vocab").unlink()
+    return folder
+
+
+def same(folder: Path, model_type: str, theirs: Any, table: dict[str, Any] | None = None) -> Any:
+    found = find(folder, model_type, table or {})
+    assert found is not None
+    for text in TEXTS:
+        assert found.source.encode_with_template(text) == theirs(text)["input_ids"], text
+    return found.source
+
+
+needs_gpt2 = pytest.mark.skipif(not (DATA / "gpt2").exists(), reason="the GPT-2 vocabulary is not there")
+needs_t5 = pytest.mark.skipif(not (DATA / "t5").exists(), reason="the T5 vocabulary is not there")
+
+
+@needs_gpt2
+def test_gpt2() -> None:
+    theirs = transformers.GPT2TokenizerFast(
+        str(DATA / "gpt2" / "vocab.json"), str(DATA / "gpt2" / "merges.txt")
+    )
+    ours = same(DATA / "gpt2", "gpt2", theirs)
+    assert (ours.special.eos, ours.special.pad) == (50256, None)
+    assert ours.encode("<|endoftext|>") == [50256]
+    for text in TEXTS:
+        assert ours.decode(ours.encode(text)) == text
+
+
+@needs_gpt2
+def test_roberta_and_bart_put_ends_around(tmp_path: Path) -> None:
+    vocab = json.loads((DATA / "gpt2" / "vocab.json").read_text(encoding="utf-8"))
+    for i, name in enumerate(["<s>", "<pad>", "</s>", "<unk>", "<mask>"]):
+        vocab[name] = len(vocab) + i - i
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    shutil.copy(DATA / "gpt2" / "merges.txt", tmp_path / "merges.txt")
+    theirs = transformers.RobertaTokenizerFast(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
+    ours = same(tmp_path, "roberta", theirs)
+    assert ours.encode("a <mask> b") == theirs("a <mask> b", add_special_tokens=False)["input_ids"]
+    assert ours.special.pad == vocab["<pad>"]
+
+
+@needs_t5
+def test_t5() -> None:
+    theirs = transformers.T5Tokenizer(str(DATA / "t5" / "spiece.model"), legacy=True)
+    ours = same(DATA / "t5", "t5", theirs)
+    assert (ours.special.pad, ours.special.eos, ours.special.unk) == (0, 1, 2)
+    assert ours.encode("<extra_id_0>") == [32099]
+    assert ours.vocab_size == 32100
+
+
+def test_word_pieces(tmp_path: Path) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    trainer = BertWordPieceTokenizer(lowercase=True)
+    trainer.train_from_iterator(CORPUS, vocab_size=400, show_progress=False)
+    trainer.save_model(str(tmp_path))
+    same(tmp_path, "bert", transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")))
+    cased = {"do_lower_case": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(cased), encoding="utf-8")
+    ours = same(
+        tmp_path, "bert", transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=False)
+    )
+    assert ours.special.pad == 0
+    assert "[MASK]" in ours.special.extra
+
+
+def test_llama_model(tmp_path: Path) -> None:
+    folder = train_pieces(
+        tmp_path, "tokenizer.model", model_type="bpe", byte_fallback=True, normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )  # fmt: skip
+    theirs = transformers.LlamaTokenizer(str(folder / "tokenizer.model"), legacy=True)
+    ours = same(folder, "llama", theirs)
+    assert (ours.special.bos, ours.special.eos, ours.special.unk) == (1, 2, 0)
+    assert ours.template.prefix == (1,)
+
+
+def test_xlm_roberta_model(tmp_path: Path) -> None:
+    folder = train_pieces(tmp_path, "sentencepiece.bpe.model", model_type="unigram")
+    ours = same(
+        folder, "xlm-roberta", transformers.XLMRobertaTokenizer(str(folder / "sentencepiece.bpe.model"))
+    )
+    assert ours.special.pad == 1
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_marian_models(tmp_path: Path) -> None:
+    import sentencepiece
+
+    train_pieces(tmp_path, "source.spm", model_type="unigram")
+    shutil.copy(tmp_path / "source.spm", tmp_path / "target.spm")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
+    pieces = [model.id_to_piece(i) for i in range(3, model.get_piece_size())]
+    vocab = {name: i for i, name in enumerate(["</s>", "<unk>", ">>de<<", *reversed(pieces), "<pad>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    theirs = transformers.MarianTokenizer(
+        str(tmp_path / "source.spm"), str(tmp_path / "target.spm"), str(tmp_path / "vocab.json")
+    )
+    theirs.normalizer = None
+    theirs.punc_normalizer = lambda text: text
+    ours = same(tmp_path, "marian", theirs)
+    text = ">>de<< Hello"
+    assert ours.encode_with_template(text)[0] == vocab[">>de<<"]
+    assert ours.special.eos == 0
+    found = find(tmp_path, "marian", {})
+    assert found is not None
+    ids = theirs(text_target="Hello, world!")["input_ids"]
+    assert found.target.encode_with_template("Hello, world!") == ids
+
+
+def test_tokenizer_json_with_its_template(tmp_path: Path) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    trainer = BertWordPieceTokenizer(lowercase=True)
+    trainer.train_from_iterator(CORPUS, vocab_size=400, show_progress=False)
+    trainer.save_model(str(tmp_path))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "fast")
+    ours = same(tmp_path / "fast", "bert", transformers.AutoTokenizer.from_pretrained(tmp_path / "fast"))
+    assert ours.template.prefix == (2,)
+    assert ours.template.suffix == (3,)
+
+
+def test_damaged_and_absent(tmp_path: Path) -> None:
+    assert find(tmp_path, "llama", {}) is None
+    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json: not a tokenizer\.json"):
+        find(tmp_path, "llama", {})
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(b"nothing of the kind")
+    with pytest.raises(ArtifactError, match="not a SentencePiece model"):
+        find(tmp_path, "llama", {})
