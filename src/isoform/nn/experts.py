@@ -72,11 +72,11 @@ class Experts(nn.Module):
         """Route every token."""
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(flat)
-        # Only tensors of fixed shape can be traced: there every expert runs on every token, unchosen ones
-        # weigh zero. Outside, each expert sees its own tokens. The function is the same.
+        # Only tensors of fixed shape can be traced, or run without data: there every expert runs on every
+        # token, unchosen ones weigh zero. Else each expert sees its own tokens. The function is the same.
         out = (
             self._all(flat, weights, chosen)
-            if torch.compiler.is_compiling()
+            if torch.compiler.is_compiling() or x.is_meta
             else self._own(flat, weights, chosen)
         )
         return out.view_as(x)
