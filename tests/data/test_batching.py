@@ -104,6 +104,13 @@ def test_order_is_decided_by_seed_and_epoch() -> None:
     assert lengths == sorted(lengths)
 
 
+def test_batches_come_in_no_order_of_length() -> None:
+    batches = make_pairs(pairs(50), pool=50)
+    lengths = [int(pairs(50).target.lengths[row].max()) for row in batches.plan(0)]
+    assert len(lengths) > 10
+    assert lengths != sorted(lengths)
+
+
 def test_pools_limit_the_sorting() -> None:
     lengths = [np.arange(1, 101)]
     plan = plan_batches(lengths, TokenBudget(max_tokens=500, pool=25), np.random.default_rng(0))
@@ -242,6 +249,7 @@ def test_packed_documents_are_whole_and_told_apart() -> None:
     report = packed.report(0)
     assert (report.real_tokens, report.padding_tokens) == (real, slots - real)
     assert packed.count(0) == report.batches
+    assert report.sentences < 20  # 40 documents of at most 8 ids in rows of 15
     with pytest.raises(DataError, match="longer than a packed row of 3"):
         PackedDocuments(
             texts, start_id=BOS, pad=PAD, packing=Packed(length=3, batch_size=4), seed=2, where=where
@@ -257,6 +265,8 @@ def test_random_windows() -> None:
     starts = batch.decoder_input.ids[:, 0]
     assert torch.equal(starts, batch.rows + 100)
     assert windows.count(0) == 1
+    small = RandomWindows(text, windows=Windows(length=8, batch_size=2), seed=1, where="text")
+    assert len({tuple(b.rows.tolist()) for b in small.epoch(0)}) == small.count(0) == 4
     drawn = torch.cat([next(windows.epoch(e)).labels for e in range(30)])
     assert drawn.min() == 101
     assert drawn.max() == 149  # the last id can be a label, and none lies outside

@@ -83,7 +83,7 @@ def test_file_without_any_record(tmp_path: Path) -> None:
 
 
 def test_random_split_keeps_equal_sources_together(tmp_path: Path) -> None:
-    lines = [f"{i % 50}\t{i}" for i in range(200)]  # every source four times
+    lines = [f"{i // 4}\t{i}" for i in range(200)]  # every source four times
     (tmp_path / "a.tsv").write_text("\n".join(lines))
     split = Split(validation=0.2, test=0.1, order="random", seed=5)
     config = ParallelData(format=Tsv(source=1, target=2), train=Path("a.tsv"), split=split)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from isoform.data import Characters, Masking, Specials, TokenBudget, Tokenizer
+from isoform.data import Characters, Masking, SpecialIds, Specials, TokenBudget, Tokenizer
 from isoform.data.encode import EncodedLabels, EncodedTags, EncodedTexts
 from isoform.data.fit import Fit
 from isoform.data.labelling import class_batches, masked_batches, tag_batches
@@ -89,6 +89,25 @@ def test_masking_follows_the_rates(tokenizer: Tokenizer) -> None:
     assert same / chosen == pytest.approx(0.1 + 0.1 / 27, abs=0.03)
     assert not others & tokenizer.silent
     assert len(others) > 20
+
+
+def test_special_ids_are_never_put_in(tokenizer: Tokenizer) -> None:
+    # Special ids in the midst of the others, as in vocabularies brought along.
+    special = SpecialIds(pad=3, bos=5, eos=9, extra={"<mask>": 20})
+    odd = Tokenizer(tokenizer.backend, special)
+    batches = masked_batches(
+        texts(tokenizer),
+        odd,
+        masking=Masking(rate=1, masked=0, random=1),
+        pad=3,
+        budget=BUDGET,
+        seed=7,
+        shuffle=True,
+        where=where,
+    )
+    put_in = {int(i) for batch in batches.epoch(0) for i in batch.tokens.ids[batch.supervised]}
+    assert len(put_in) > 15
+    assert not put_in & {3, 5, 9, 20}
 
 
 def test_masks_are_decided_by_seed_epoch_and_batch(tokenizer: Tokenizer) -> None:

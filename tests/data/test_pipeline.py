@@ -95,7 +95,7 @@ def test_preflight_tells_what_is_there(tmp_path: Path) -> None:
     report = made.preflight
     assert report.ok
     train, dev, test = (report.parts[name] for name in ("train", "validation", "test"))
-    assert train.records == 4
+    assert (train.records, train.same_records.count, train.same_sources) == (4, 0, 0)
     assert train.sides["source"].tokens == len("catdogacats")
     assert sum(count for _, _, count in train.sides["source"].histogram) == 4
     assert train.sides["source"].lengths["max"] == 4
@@ -159,6 +159,20 @@ def test_a_pair_over_the_budget_is_named_after_dropping(tmp_path: Path) -> None:
     data = ParallelData(format=PAIRS, train=path, empty="drop")
     with pytest.raises(DataError, match=r"a\.tsv, line 3: 11 tokens, more than a whole batch"):
         prepare(Task(data, TokenBudget(max_tokens=8), tmp_path, seed=1), SPELLING)
+
+
+def test_empty_records_are_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", ["\tx", "ab\tA", "c\t ", "d\tB"])
+    made = prepare(
+        Task(ParallelData(format=PAIRS, train=path, empty="drop"), BUDGET, tmp_path, seed=1), SPELLING
+    )
+    (batch,) = made.train.batches.epoch(0)
+    assert isinstance(batch, Batch)
+    assert batch.source is not None
+    texts = {made.tokenizers.source.decode(row) for row in batch.source.rows()}
+    assert texts == {"ab", "d"}
+    assert made.preflight.parts["train"].empty.count == 2
+    assert made.train.records.where(1).endswith("line 4")
 
 
 def test_a_row_that_would_be_all_padding(tmp_path: Path) -> None:
@@ -272,6 +286,9 @@ def test_labels(tmp_path: Path) -> None:
         text, label = ["good", "bad", "fine"][row], [1, 0, 1][row]
         assert batch.tokens.rows()[i] == [special.bos, *made.tokenizers.source.encode(text), special.eos]
         assert batch.labels[i] == label
+    short = data.replace(max_length=5, over_long="drop")  # "good" and "fine" have six ids with their specials
+    (batch,) = prepare(Task(short, BUDGET, tmp_path, seed=1), SHARED).train.batches.epoch(0)
+    assert (batch.rows.tolist(), batch.labels.tolist()) == ([1], [0])
     foreign = data.replace(validation=str(write(tmp_path, "b.tsv", ["odd\tperhaps"])))
     with pytest.raises(DataError, match="validation: label 'perhaps' does not occur in train"):
         prepare(Task(foreign, BUDGET, tmp_path, seed=1), SHARED)

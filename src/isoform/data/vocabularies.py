@@ -39,7 +39,7 @@ def build_tokenizers(
     labels without the BOS (the shift puts it); nothing around a stream or a prompt.
 
     Raises:
-        ConfigError: two tokenizers where the data have one side, or a mask that is no extra token.
+        ConfigError: two tokenizers where the data have one side.
     """
     texts = list(columns(train.items).values())
     where = ", ".join(str(file) for file in train.files) or train.name
@@ -58,8 +58,6 @@ def build_tokenizers(
         )
     source = made.source.with_template(_template(made.source, data, masking))
     target = source if made.source is made.target else made.target
-    if masking is not None:
-        source.special.require(masking.token)
     return Tokenizers(source, target)
 
 
