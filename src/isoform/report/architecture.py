@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, Group
+from rich.table import Table
 from rich.text import Text
 
 from isoform.report.terminal import grid, heading, indented, number, table
@@ -15,9 +17,11 @@ from isoform.report.terminal import grid, heading, indented, number, table
 def words(console: Console, lines: Sequence[str]) -> None:
     """The description: a summary, then a line for each component."""
     console.print(Text(lines[0], style="bold"))
+    parts = Table.grid(padding=(0, 2))
     for line in lines[1:]:
         part, _, rest = line.partition(": ")
-        console.print(indented(Text.assemble((f"{part}: ", "cyan"), rest)))
+        parts.add_row(Text(part, style="cyan"), Text(rest))
+    console.print(indented(parts))
 
 
 def visibility(console: Console, grids: Iterable[Mapping[str, Any]]) -> None:
@@ -37,10 +41,26 @@ def visibility(console: Console, grids: Iterable[Mapping[str, Any]]) -> None:
     console.print(indented(Columns(shown, padding=(0, 4))))
 
 
-def shapes(console: Console, rows: Iterable[Sequence[object]], *, note: str) -> None:
-    """The table of shapes (R25): component, input, output."""
-    console.print(heading("Shapes", note))
-    console.print(indented(table(["component", "in", "out"], rows)))
+def shapes(console: Console, rows: Iterable[tuple[str, str, str, str]], sizes: str) -> None:
+    """The table of shapes (R25).
+
+    Args:
+        console: where.
+        rows: operation, shapes it reads, shapes of its parameters, shape it leaves.
+        sizes: what B, T and S are.
+    """
+    console.print(heading("Shapes", f"read off the modules; {sizes}; weights as they are stored, [out, in]"))
+    cells: list[Sequence[object]] = []
+    above = ""
+    for operation, *rest in rows:
+        found = re.match(r"\w+\.layers\.[^.]+", operation)
+        block = found[0] if found else ""
+        if block and block != above:
+            cells.append([Text(block.replace("layers.", "layers "), style="cyan"), "", "", ""])
+        above = block
+        name = f"  {operation.removeprefix(block)[1:]}" if block else operation
+        cells.append([name, *rest])
+    console.print(indented(table(["operation", "reads", "parameters", "leaves"], cells)))
 
 
 def parameters(console: Console, counts: Mapping[str, Any], *, agree: bool, depth: int = 3) -> None:
@@ -105,8 +125,10 @@ def differences(console: Console, first: str, second: str, sentences: Sequence[s
     console.print(heading("What differs"))
     if not sentences:
         console.print("  nothing: the two configurations are the same function of their weights")
+    listed = Table.grid(padding=(0, 1))
     for sentence in sentences:
-        console.print(indented(Text(f"· {sentence}")))
+        listed.add_row("·", Text(sentence))
+    console.print(indented(listed))
 
 
 def _ranges(numbers: Sequence[int]) -> str:
