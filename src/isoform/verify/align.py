@@ -244,5 +244,16 @@ def filled(model: Model, parts: list[Part], value: Tensor, given: dict[int, Tens
 
 
 __all__ = [
-    "Inner", "Key", "Linear", "Model", "Part", "Rows", "Site", "filled", "match_rows", "rows_of", "values_of", "whole"
+    "Inner",
+    "Key",
+    "Linear",
+    "Model",
+    "Part",
+    "Rows",
+    "Site",
+    "filled",
+    "match_rows",
+    "rows_of",
+    "values_of",
+    "whole",
 ]

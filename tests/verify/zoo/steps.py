@@ -68,7 +68,9 @@ class Attention(nn.Module):
             self.q_norm = Norm(self.width, "rms", 1e-6, {})
             self.k_norm = Norm(self.width, "rms", 1e-6, {})
 
-    def forward(self, x: Tensor, memory: Tensor, real: Tensor, positions: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor, real: Tensor, positions: Tensor, bias: Tensor | None
+    ) -> Tensor:
         c, fault, b, t, s = self.c, self.fault, x.shape[0], x.shape[1], memory.shape[1]
         q = self.q_proj(x).view(b, t, c.heads, -1).transpose(1, 2)
         k = self.k_proj(memory).view(b, s, c.kv, -1).transpose(1, 2)
@@ -205,9 +207,7 @@ class Layer(nn.Module):
                 + self.attention(*[self.attention_norm(x)] * 2, real, positions, bias)
                 + self.ff(self.ff_norm(x))
             )
-        x = self.sublayer(
-            x, self.attention_norm, lambda h: self.attention(h, h, real, positions, bias)
-        )
+        x = self.sublayer(x, self.attention_norm, lambda h: self.attention(h, h, real, positions, bias))
         if memory is not None:
             x = self.sublayer(
                 x, self.cross_norm, lambda h: self.cross(h, memory, memory_real, positions, None)
@@ -334,5 +334,3 @@ def twins(kind: type, fault: Faults, **config: object) -> tuple[nn.Module, nn.Mo
     a, b = randomise(kind(Config(**config))), kind(Config(**config), fault)
     b.load_state_dict(a.state_dict(), strict=False)
     return a, b.eval()
-
-

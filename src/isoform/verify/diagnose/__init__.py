@@ -1,0 +1,174 @@
+"""Why do two Transformers differ? Every fault by name, also where several are stacked (R39)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isoform.errors import ShapeError
+from isoform.verify.align import Model
+from isoform.verify.diagnose import attention, ending, feed_forward, stream, weights
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.report import Diagnosis, Finding, Place
+from isoform.verify.diagnose.unary import gap
+from isoform.verify.record import Recording, record
+from isoform.verify.subject import Inputs
+
+__all__ = ["Diagnosis", "Finding", "Place", "diagnose"]
+
+
+def diagnose(
+    reference: nn.Module | Recording,
+    candidate: nn.Module | Recording,
+    inputs: Inputs | None = None,
+    candidate_inputs: Inputs | None = None,
+    *,
+    probe: bool = True,
+) -> Diagnosis:
+    """Say why two models are not the same function.
+
+    Args:
+        reference: one model; a `Recording` of it serves too.
+        candidate: the other one. Neither is taken to be the right one.
+        inputs: what both read: keyword arguments of ``forward`` as a dict, positional ones as a tuple, or one
+            tensor. Not needed for recordings.
+        candidate_inputs: the same content in the form that the candidate takes; default: `inputs`.
+        probe: also look for faults that these weights hide, by giving both models others.
+
+    Returns:
+        The verdict and every cause that was found. An empty list of findings goes with "equivalent" or "noise".
+
+    Raises:
+        ShapeError: results of different shape for what should be the same content.
+    """
+    first = _recorded(reference, inputs)
+    second = _recorded(candidate, inputs if candidate_inputs is None else candidate_inputs)
+    found = examine(first, second)
+    return found
+
+
+def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:
+    if isinstance(model, Recording):
+        return model
+    if inputs is None:
+        raise ShapeError(f"{type(model).__name__}: no inputs given; expected those of its forward")
+    return record(model, inputs)
+
+
+def examine(first: Recording, second: Recording) -> Diagnosis:
+    """Compare two recordings on the values that they hold."""
+    rounding = _rounding(first, second)
+    a, b = Model(first, rounding), Model(second, rounding)
+    ours, theirs = result(a), result(b)
+    if ours.shape[:2] != theirs.shape[:2]:
+        raise ShapeError(
+            f"results of shape {list(ours.shape)} and {list(theirs.shape)}: not the same content"
+        )
+    case = Case(a, b)
+    role = a.role(a.graph.output)
+    difference = case.differ(ours, theirs, role)
+    allowed = _allowance(a, role)
+    evidence: dict[str, Any] = {"relative_difference": difference, "explained_by_rounding": allowed}
+    if difference <= allowed:
+        native = _native(first, second, a, b, role)
+        verdict = "equivalent" if rounding is None and native <= 1e-3 else "noise"
+        return Diagnosis(first.subject, second.subject, verdict, (), {**evidence, "as_run": native})
+    run(case)
+    findings = case.findings()
+    if not findings:
+        place = case.place("whole model", a.graph.output, b.graph.output)
+        case.add("unexplained", place, "gives one result", "gives another", b.graph.output)
+        findings = case.findings()
+    return Diagnosis(first.subject, second.subject, "differs", tuple(findings), evidence)
+
+
+def run(case: Case) -> None:
+    """Every part of both models."""
+    a, b = case.a.structure, case.b.structure
+    sites = list(zip(a.sites, b.sites, strict=False))
+    inners = list(zip(a.inners, b.inners, strict=False))
+    for x, y in sites:
+        weights.check_site(case, x, y)
+    for x, y in inners:
+        weights.check_inner(case, x, y)
+    others_a, others_b = _others(case.a), _others(case.b)
+    for x, y in zip(others_a, others_b, strict=False):
+        weights.check_other(case, x, y, last=y is others_b[-1])
+    stream.check(case)
+    for x, y in sites:
+        attention.check(case, x, y)
+    for x, y in inners:
+        feed_forward.check(case, x, y)
+    ending.check(case)
+    if (len(a.sites), len(a.inners)) != (len(b.sites), len(b.inners)):
+        place = case.place("whole model", case.a.graph.output, case.b.graph.output)
+        words = [f"has {len(s.sites)} attentions and {len(s.inners)} feed-forward networks" for s in (a, b)]
+        case.add("unexplained", place, words[0], words[1], case.b.graph.output)
+
+
+def _others(model: Model) -> list[Any]:
+    taken = {s.out for s in model.structure.sites} | {i.out for i in model.structure.inners}
+    taken |= {p.linear for s in model.structure.sites for _, p in s.parts()}
+    taken |= {linear for i in model.structure.inners for linear in i.sources}
+    return [n for n in model.structure.linears if n not in taken]
+
+
+def result(model: Model) -> Tensor:
+    """The result, ``[B, T, …]``."""
+    value = model.graph.values[model.graph.output]
+    found = model.of_node(model.graph.output)
+    return value if found is None else found
+
+
+def _allowance(model: Model, role: str) -> float:
+    """How far the result moves when every constant moves by one unit in the last place of float32.
+
+    Constants and buffers are made in float32 in most code: two implementations that differ in nothing but the
+    order of that arithmetic differ by this much.
+    """
+    generator = torch.Generator().manual_seed(11)
+    graph = model.graph
+    moved: dict[int, Tensor] = {}
+    for number in sorted(graph.useful):
+        node = graph.nodes[number]
+        if (
+            node.value.is_floating_point()
+            and graph.static[number]
+            and not any(graph.static[n] for n in graph.args(number))
+        ):
+            value = graph.values[number]
+            noise = torch.rand(value.shape, generator=generator, dtype=torch.float64) * 2 - 1
+            moved[number] = torch.where(value.isfinite(), value * (1 + noise * 2.0**-23), value)
+    if not moved:
+        return 1e-7
+    out = graph.evaluate(graph.output, moved)
+    real = model.real(role)
+    before = graph.values[graph.output]
+    del real
+    return max(1e-7, 4 * gap(before.nan_to_num(), out.nan_to_num()))
+
+
+def _native(first: Recording, second: Recording, a: Model, b: Model, role: str) -> float:
+    """The difference of the results as the models ran, in their own precision."""
+    ours, theirs = (
+        m.graph.canonical(r.result().double(), r.result().shape[-1], m.graph.output)
+        for r, m in ((first, a), (second, b))
+    )
+    if ours is None or theirs is None:
+        return gap(first.result().double(), second.result().double())
+    return Case(a, b).differ(ours, theirs, role)
+
+
+def _rounding(first: Recording, second: Recording) -> torch.dtype | None:
+    """The coarser of two dtypes that parameters are kept in, where they differ."""
+    kinds = [_dtype(r) for r in (first, second)]
+    if kinds[0] == kinds[1] or None in kinds:
+        return None
+    return max((k for k in kinds if k is not None), key=lambda k: torch.finfo(k).eps)
+
+
+def _dtype(recording: Recording) -> torch.dtype | None:
+    kinds = {p.dtype for p in recording.parameters.values() if p.is_floating_point() and p.dim() >= 2}
+    return max(kinds, key=lambda k: torch.finfo(k).eps) if kinds else None

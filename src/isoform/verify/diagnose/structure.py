@@ -281,9 +281,7 @@ def _linears(graph: Graph) -> list[Linear]:
             out, more, bias_names = _with_bias(graph, number, matrix.shape[1])
             if more is not None:
                 bias, has = more, True
-        found.append(
-            Linear(number, out, int(read_ref.name), matrix.t(), bias, has, names, bias_names)
-        )
+        found.append(Linear(number, out, int(read_ref.name), matrix.t(), bias, has, names, bias_names))
     return found
 
 
@@ -386,7 +384,11 @@ def _product_after(graph: Graph, softmax: int, stops: set[int]) -> int | None:
 def _queries_and_keys(graph: Graph, softmax: int, left: int, right: int) -> tuple[int, int, bool]:
     """Which operand of the product varies along the softmax's rows: that one are the queries."""
     a = graph.values[left].clone().requires_grad_()
-    scores = graph.evaluate(softmax - 0, {left: a}) if False else graph.evaluate(_argument(graph, softmax), {left: a})
+    scores = (
+        graph.evaluate(softmax - 0, {left: a})
+        if False
+        else graph.evaluate(_argument(graph, softmax), {left: a})
+    )
     pick = torch.zeros_like(scores)
     flat = pick.view(-1, *scores.shape[-2:]) if scores.dim() >= 3 else pick[None]
     flat[0, 0, :] = 1.0  # one query, every key

@@ -45,7 +45,12 @@ class Step:
     @property
     def identity(self) -> bool:
         """It hands its argument on."""
-        return self.kind == "affine" and self.shift is None and isinstance(self.scale, float) and self.scale == 1.0
+        return (
+            self.kind == "affine"
+            and self.shift is None
+            and isinstance(self.scale, float)
+            and self.scale == 1.0
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.kind == "affine":
@@ -62,7 +67,11 @@ class Step:
         if self.kind == "affine":
             if self.identity:
                 return "hands it on"
-            words = [] if isinstance(self.scale, float) and self.scale == 1.0 else [f"multiplies by {said(self.scale)}"]
+            words = (
+                []
+                if isinstance(self.scale, float) and self.scale == 1.0
+                else [f"multiplies by {said(self.scale)}"]
+            )
             return " and ".join([*words, *(["adds a vector"] if self.shift is not None else [])])
         name = {"layer": "LayerNorm", "rms": "RMSNorm"}[self.norm]
         return f"{name} with ε = {self.eps:.3g}{' outside the root' if self.outside else ''}"
@@ -109,7 +118,10 @@ def describe(
     for middle in middles:
         if model.graph.values[middle].shape[-1] != width:
             continue
-        first, second = function(model, source, middle, width, held), function(model, middle, target, width, held)
+        first, second = (
+            function(model, source, middle, width, held),
+            function(model, middle, target, width, held),
+        )
         if first is None or second is None:
             continue
         a = identify(first, shape)

@@ -1,0 +1,157 @@
+"""Two models under examination, and what was found so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoform.verify.align import Inner, Key, Linear, Model, Site
+from isoform.verify.diagnose.report import Finding, Place
+from isoform.verify.diagnose.unary import gap
+
+HINTS = {
+    "embedding-scale": "check the factor on the token embedding (√d), and whether it was folded into the table",
+    "position-offset": "check where position ids start (0, 1, or after the padding id)",
+    "position-padding": "derive positions from the padding mask instead of counting all places, or the reverse",
+    "sinusoid-layout": "check whether sines and cosines are concatenated or interleaved",
+    "rope-pairing": "half or interleaved pairs: change the rotation, or permute the rows of W_q and W_k",
+    "rope-frequency": "check theta and the scaling of the rotary frequencies",
+    "rope-partial": "check how many channels of a head are rotated, and which",
+    "rope-axis": "rotate along time: the axes of heads and time are exchanged",
+    "rope-precision": "compute positions, angles, cosines and sines in float32",
+    "alibi-slope": "check the slopes, above all for numbers of heads that are no power of two",
+    "relative-bias": "check the buckets, their direction, and in which layers the bias is added",
+    "attention-scale": "check the factor on the scores",
+    "softcap": "check the caps and multipliers on scores, logits and residual branches",
+    "qkv-packing": "check how the packed projection is split: thirds, by head, or by group",
+    "weight-transpose": "transpose the matrix when it is loaded",
+    "kv-head-order": "repeat each key–value head for its group (repeat_interleave) instead of tiling, or the reverse",
+    "head-merge": "bring heads next to their channels before they are merged",
+    "bias-missing": "load the bias, or build the projection with the same setting",
+    "output-bias": "load the bias of the output head",
+    "activation": "use the same activation, down to the approximation",
+    "gate-order": "check which half of the gated projection goes through the activation",
+    "norm-eps": "set ε to the same value in every norm, inside the root",
+    "norm-placement": "check where the norm stands: before the sublayer, after the sum, or both",
+    "norm-missing": "check that each norm is there once and has its own weights",
+    "norm-offset": "gains are stored as w or as 1 + w: use the same convention",
+    "qk-norm": "check the norm on queries and keys: there, along which axis, before or after rotation",
+    "parallel-residual": "check whether attention and feed-forward read the same stream or follow each other",
+    "expert-routing": "check the order of softmax, top-k and renormalisation, and the scale",
+    "mask-polarity": "check what True (or 1) means in the padding mask and how it is broadcast",
+    "causality": "apply the causal mask on this path",
+    "causal-alignment": "align the causal mask at the end of the keys where queries are fewer",
+    "sliding-window": "check the width of the window and which layers have one",
+    "cross-mask": "pass the padding mask of the source to cross-attention",
+    "document-leak": "keep packed documents apart, and restart their positions",
+    "tie-lost": "load this tensor from the checkpoint; tie it where the checkpoint ties it",
+    "pooling": "check which positions are pooled when there is padding on either side",
+    "masked-row-nan": "keep rows without any allowed key finite",
+    "loss-accounting": "check the shift of the labels, ignored positions, and the average",
+    "unexplained": "no known deviation explains this part: compare its code in both models line by line",
+}
+
+
+@dataclasses.dataclass
+class Raw:
+    """A deviation at one place."""
+
+    kind: str
+    place: Place
+    reference: str
+    candidate: str
+    evidence: dict[str, Any]
+    order: int
+    hint: str = ""
+
+
+class Case:
+    """A reference ``a``, a candidate ``b``, and what was found.
+
+    Attributes:
+        rows: for each attention and part, and each feed-forward network, how B's columns stand in A's.
+    """
+
+    def __init__(self, a: Model, b: Model, tolerance: float = 2e-6) -> None:
+        self.a, self.b, self.tolerance = a, b, tolerance
+        self.raw: list[Raw] = []
+        self.rows: dict[Key, Any] = {}
+        self.checked: list[tuple[str, int, float]] = []
+
+    def differ(self, a: Tensor, b: Tensor, role: str) -> float:
+        """Largest relative difference at real positions of a stream; both ``[B, T, …]``."""
+        if a.shape != b.shape:
+            return float("inf")
+        real = self.a.real(role)
+        if a.shape[:2] == real.shape:
+            a, b = a[real], b[real]
+        return gap(a, b)
+
+    def add(
+        self,
+        kind: str,
+        place: Place,
+        reference: str,
+        candidate: str,
+        order: int,
+        /,
+        *,
+        hint: str = "",
+        **evidence: Any,
+    ) -> None:
+        """Note a deviation."""
+        self.raw.append(Raw(kind, place, reference, candidate, evidence, order, hint))
+
+    def place(self, part: str, a: int, b: int) -> Place:
+        """A place by the nodes in both models."""
+        module_a, source_a = self.a.graph.place(a)
+        module_b, source_b = self.b.graph.place(b)
+        return Place(part, layer_of(self.a, a), module_a, module_b, source_a, source_b)
+
+    def findings(self, *, latent: bool = False) -> list[Finding]:
+        """One finding a cause."""
+        groups: dict[tuple[str, str, str, str], list[Raw]] = {}
+        for raw in sorted(self.raw, key=lambda r: r.order):
+            part = (
+                ""
+                if raw.kind in ("norm-eps", "norm-offset", "norm-placement", "bias-missing")
+                else raw.place.part
+            )
+            if raw.kind == "unexplained":
+                part += str(raw.place.layer)
+            groups.setdefault((raw.kind, part, raw.reference, raw.candidate), []).append(raw)
+        found: list[Finding] = []
+        for (kind, _, reference, candidate), raws in groups.items():
+            statement = f"the reference {reference}, the candidate {candidate}"
+            where = tuple(dict.fromkeys(r.place for r in raws))
+            hint = raws[0].hint or HINTS.get(kind, "")
+            found.append(Finding(kind, where, statement, raws[0].evidence, hint, latent))
+        return found
+
+
+def layer_of(model: Model, node: int) -> int | None:
+    """The layer that a node is in, counted by self-attention within its stack; None before and after all."""
+    structure = model.structure
+    role = model.role(node)
+    own = [s for s in structure.sites if not s.cross and model.role(s.query) == role]
+    if not own:
+        return None
+    starts = [min(p.linear.node for _, p in s.parts()) if s.parts() else s.softmax for s in own]
+    ends = [i.out.out for i in structure.inners] + [s.out.out for s in structure.sites if s.out is not None]
+    if node > max(ends, default=node):
+        return None
+    before = [i for i, start in enumerate(starts) if start <= node]
+    reads = [p.linear.read for _, p in own[0].parts()]
+    if not before:
+        return 0 if node in reads else None
+    # What leads up to the next layer's attention (its norm) belongs to that layer.
+    following = before[-1] + 1
+    if following < len(own) and any(p.linear.read == node for _, p in own[following].parts()):
+        return following
+    return before[-1]
+
+
+__all__ = ["HINTS", "Case", "Inner", "Linear", "Raw", "Site", "layer_of", "torch"]

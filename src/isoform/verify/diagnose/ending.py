@@ -1,0 +1,80 @@
+"""From the last linear map to the result: caps, multipliers, pooling."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.unary import gap
+
+
+def check(case: Case) -> None:
+    """The result as a function of the head's output."""
+    a, b = case.a, case.b
+    top_a, top_b = _head(case, True), _head(case, False)
+    if top_a is None or top_b is None:
+        return
+    la, lb = a.structure.by_out[top_a], b.structure.by_out[top_b]
+    value, own = a.of_linear(la), b.of_linear(lb)
+    if value is None or own is None or value.shape != own.shape:
+        return
+    place = case.place("result", a.graph.output, b.graph.output)
+    width = value.shape[-1]
+    ours = a.graph.canonical(a.graph.values[a.graph.output], width, a.graph.output)
+    theirs = b.graph.evaluate(b.graph.output, {top_b: b.graph.shaped(value, top_b, width)})
+    found = b.graph.canonical(theirs, width, b.graph.output)
+    if ours is None or found is None or ours.shape != found.shape:
+        return
+    role = a.role(a.graph.output)
+    difference = case.differ(ours, found, role)
+    case.checked.append(("result", b.graph.output, difference))
+    if difference <= case.tolerance:
+        return
+    words_a, words_b = _describe(value, ours), _describe(value, found)
+    kind = "unexplained" if None in (words_a, words_b) else "softcap"
+    case.add(
+        kind,
+        place,
+        words_a or "computes the result from the logits in one way",
+        words_b or "computes it in another",
+        b.graph.output,
+        relative_difference=difference,
+    )
+
+
+def _head(case: Case, first: bool) -> int | None:
+    model = case.a if first else case.b
+    output = model.graph.output
+    tops = model.structure.tops(output)
+    return tops[0] if len(tops) == 1 and tops[0] in model.structure.by_out else None
+
+
+def _describe(x: Tensor, y: Tensor) -> str | None:
+    if gap(x, y) < 1e-9:
+        return "gives the logits as they are"
+    ratio = float((x * y).sum() / x.square().sum())
+    if gap(x * ratio, y) < 1e-6:
+        return f"multiplies the logits by {ratio:.6g}"
+    for before in (1.0, 0.5, 2.0):
+        low, high = 1e-3, 1e4
+        top = int(x.abs().argmax())
+        p, q = float(x.reshape(-1)[top].abs()) * before, float(y.reshape(-1)[top].abs())
+        for _ in range(200):
+            middle = math.sqrt(low * high)
+            if middle * math.tanh(p / middle) > q:
+                high = middle
+            else:
+                low = middle
+        cap = math.sqrt(low * high)
+        if gap(cap * torch.tanh(x * before / cap), y) < 1e-5:
+            return f"caps the logits at {cap:.4g}" + (
+                "" if before == 1 else f" after multiplying them by {before:g}"
+            )
+    if gap(x.log_softmax(-1), y) < 1e-6:
+        return "gives the logarithm of the softmax of the logits"
+    if gap(x.softmax(-1), y) < 1e-6:
+        return "gives the softmax of the logits"
+    return None

@@ -1,0 +1,254 @@
+"""Between the two maps of a feed-forward network: activation, gate, their order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from isoform.verify.align import Inner, Model, Rows, filled, values_of, whole
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.stream import profile
+from isoform.verify.diagnose.unary import Step, gap, identify
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu (tanh)": lambda x: F.gelu(x, approximate="tanh"),
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "relu²": lambda x: F.relu(x).square(),
+    "relu6": F.relu6,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "elu": F.elu,
+    "selu": F.selu,
+    "celu": F.celu,
+    "leaky relu": F.leaky_relu,
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "hardswish": F.hardswish,
+    "hard sigmoid": F.hardsigmoid,
+    "softsign": F.softsign,
+    "laplace": lambda x: 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * 2**0.5))),
+    "gelu·10": lambda x: F.gelu(x).clamp(-10, 10),
+}
+CLOSE = 1e-6
+
+
+@dataclasses.dataclass(eq=False)
+class Body:
+    """What a feed-forward network does between its maps.
+
+    Args:
+        form: "pointwise", "gated", "product" (the activation of a product), "other".
+        activation: its name, None where it is none that is known.
+        gate: columns that go through the activation; the others are the content.
+        after: a norm after the activation.
+    """
+
+    form: str
+    activation: str | None = None
+    gate: Tensor | None = None
+    after: Step | None = None
+
+
+def check(case: Case, a: Inner, b: Inner) -> None:
+    """One feed-forward network of both models."""
+    pa, pb = whole(a.sources), whole(b.sources)
+    place = case.place("feed-forward", a.out.read, b.out.read)
+    value, own = values_of(case.a, pa), values_of(case.b, pb)
+    width = a.out.weight.shape[1]
+    ours = case.a.graph.canonical(case.a.graph.values[a.out.read], width, a.out.read)
+    if value is None or own is None or ours is None:
+        return
+    if value.shape != own.shape or b.out.weight.shape[1] != width:
+        case.add("unexplained", place, f"is {value.shape[-1]} wide", f"is {own.shape[-1]} wide", b.out.node)
+        return
+    rows: Rows | None = case.rows.get(("inner", b.index))
+    fed = value if rows is None else value[..., rows.index] * rows.scale
+    given: dict[int, Tensor] = {}
+    filled(case.b, pb, fed, given)
+    theirs = case.b.graph.canonical(case.b.graph.evaluate(b.out.read, given), width, b.out.read)
+    columns: Rows | None = case.rows.get(("inner", b.index, "out"))
+    if columns is not None:
+        ours = ours[..., columns.index] / columns.scale
+    if theirs is None:
+        return
+    role = case.a.role(a.out.read)
+    difference = case.differ(ours, theirs, role)
+    case.checked.append(("feed-forward", b.out.read, difference))
+    if difference <= case.tolerance and not _far(case, a, b, rows, columns):
+        return
+    body_a, body_b = identify_body(case.a, a), identify_body(case.b, b)
+    order = b.out.node
+    count = len(case.raw)
+    if "other" not in (body_a.form, body_b.form):
+        _compare(case, place, body_a, body_b, rows, order)
+    if len(case.raw) == count:
+        case.add(
+            "unexplained",
+            place,
+            _told(body_a),
+            _told(body_b),
+            order,
+            relative_difference=difference,
+            **profile(ours, theirs),
+        )
+
+
+def _far(case: Case, a: Inner, b: Inner, rows: Rows | None, columns: Rows | None) -> bool:
+    """Whether they part on larger pre-activations than these inputs give."""
+    pa, pb = whole(a.sources), whole(b.sources)
+    value = values_of(case.a, pa)
+    assert value is not None
+    generator = torch.Generator().manual_seed(3)
+    x = 3.0 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    first: dict[int, Tensor] = {}
+    second: dict[int, Tensor] = {}
+    filled(case.a, pa, x, first)
+    filled(case.b, pb, x if rows is None else x[..., rows.index] * rows.scale, second)
+    width = a.out.weight.shape[1]
+    one = case.a.graph.canonical(case.a.graph.evaluate(a.out.read, first), width, a.out.read)
+    two = case.b.graph.canonical(case.b.graph.evaluate(b.out.read, second), width, b.out.read)
+    assert one is not None and two is not None
+    if columns is not None:
+        one = one[..., columns.index] / columns.scale
+    return gap(one, two) > 1e-5
+
+
+def identify_body(model: Model, inner: Inner) -> Body:
+    """Ask a feed-forward network what it does, on numbers made for the purpose."""
+    parts = whole(inner.sources)
+    value = values_of(model, parts)
+    width = inner.out.weight.shape[1]
+    if value is None:
+        return Body("other")
+
+    def run(x: Tensor, target: int = inner.out.read, features: int = width) -> Tensor:
+        given: dict[int, Tensor] = {}
+        filled(model, parts, x, given)
+        found = model.graph.canonical(model.graph.evaluate(target, given), features, target)
+        return x.new_full(x.shape[:2] + (features,), float("nan")) if found is None else found
+
+    generator = torch.Generator().manual_seed(5)
+    x = 2.5 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    y = run(x)
+    if value.shape[-1] == width:
+        name = _named(x, y)
+        if name is not None:
+            return Body("pointwise", name)
+        if _local(run, x, y, [0]):
+            return Body("pointwise", None)
+        return _with_norm(model, inner, run, x)
+    if value.shape[-1] == 2 * width:
+        half = torch.arange(width)
+        layouts = [
+            (half, half + width),
+            (half + width, half),
+            (2 * half, 2 * half + 1),
+            (2 * half + 1, 2 * half),
+        ]
+        for gate, content in layouts:
+            name = _named(x[..., gate], y / x[..., content])
+            if name is not None and name != "identity":
+                return Body("gated", name, gate)
+            name = _named(x[..., gate], y / (x[..., content] + 1))
+            if name is not None and name != "identity":
+                return Body("gated", f"{name}, content + 1", gate)
+        for first, second in (layouts[0], layouts[2]):
+            name = _named(x[..., first] * x[..., second], y)
+            if name is not None:
+                return Body("product", name, first)
+        for gate, content in layouts:
+            ratio = y / x[..., content]
+            again = x.clone()
+            again[..., content] *= 0.5
+            mine = [int(gate[0]), int(content[0])]
+            if gap(run(again) / again[..., content], ratio) < CLOSE and _local(run, x, y, mine):
+                return Body("gated", None, gate)
+    return Body("other")
+
+
+def _local(run: Callable[..., Tensor], x: Tensor, y: Tensor, columns: list[int]) -> bool:
+    """Whether the first output alone depends on these columns, and on nothing else."""
+    inside, outside = x.clone(), 0.5 * x
+    inside[..., columns] *= 0.5
+    outside[..., columns] = x[..., columns]
+    return gap(run(inside)[..., 1:], y[..., 1:]) < CLOSE and gap(run(outside)[..., :1], y[..., :1]) < CLOSE
+
+
+def _with_norm(model: Model, inner: Inner, run: Callable[..., Tensor], x: Tensor) -> Body:
+    """An activation and then a norm, as in front of a masked-language-model head."""
+    for middle in model.structure.chain(inner.out.read)[1:]:
+        if model.graph.values[middle].shape[-1] != x.shape[-1] or middle in model.structure.by_out:
+            continue
+        name = _named(x, run(x, middle, x.shape[-1]))
+        if name is None:
+            continue
+
+        def tail(z: Tensor, middle: int = middle) -> Tensor:
+            shaped = model.graph.shaped(z, middle, z.shape[-1])
+            out = model.graph.evaluate(inner.out.read, {middle: shaped})
+            found = model.graph.canonical(out, z.shape[-1], inner.out.read)
+            assert found is not None
+            return found
+
+        step = identify(tail, x.shape)
+        if step.kind != "other" and not step.identity:
+            return Body("pointwise", name, None, step)
+    return Body("other")
+
+
+def _named(x: Tensor, y: Tensor) -> str | None:
+    best = [(gap(f(x), y), name) for name, f in ACTIVATIONS.items()]
+    error, name = min(best)
+    return name if error < CLOSE else None
+
+
+def _compare(case: Case, place: object, a: Body, b: Body, rows: Rows | None, order: int) -> None:
+    add = lambda kind, x, y: case.add(kind, place, x, y, order)  # type: ignore[arg-type]  # noqa: E731
+    if a.form != b.form:
+        if {a.form, b.form} == {"gated", "product"}:
+            add("gate-order", _told(a), _told(b))
+        return
+    if a.form == "gated" and a.gate is not None and b.gate is not None:
+        mine = set(a.gate.tolist())
+        theirs = {int(rows.index[i]) for i in b.gate.tolist()} if rows is not None else set(b.gate.tolist())
+        if mine != theirs:
+            swapped = not mine & theirs
+            words = (
+                ("activates the gate", "activates the content")
+                if swapped
+                else ("takes the gate from one set of columns", "takes it from another")
+            )
+            add("gate-order", *words)
+    if a.activation != b.activation:
+        add(
+            "activation",
+            f"applies {a.activation or 'an activation of its own'}",
+            f"applies {b.activation or 'an activation of its own'}",
+        )
+    if (a.after is None) != (b.after is None):
+        add("norm-missing", _told(a), _told(b))
+    elif a.after is not None and b.after is not None:
+        from isoform.verify.diagnose.stream import norm_differs
+
+        norm_differs(case, place, order, a.after, b.after)
+
+
+def _told(body: Body) -> str:
+    if body.form == "other":
+        return "does something of its own between the two maps"
+    name = body.activation or "an activation of its own"
+    after = f", then {body.after}" if body.after is not None else ""
+    form = {
+        "pointwise": "applies {}",
+        "gated": "multiplies {} of the gate with the content",
+        "product": "applies {} to the product of gate and content",
+    }
+    return form[body.form].format(name) + after

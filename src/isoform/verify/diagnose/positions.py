@@ -1,0 +1,142 @@
+"""What is added to the token vectors, compared: positions, their start, their layout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.unary import gap
+
+
+def explain_shift(case: Case, place: Place, a: Tensor, b: Tensor, role: str, order: int) -> None:
+    """Two things ``[B, T, d]`` that are added to token vectors: how does one come from the other?"""
+    real = case.a.real(role)
+    if a.abs().max() < 1e-9 or b.abs().max() < 1e-9:
+        none_a = bool(a.abs().max() < 1e-9)
+        case.add(
+            "unexplained",
+            place,
+            "adds nothing to the token vectors" if none_a else "adds position vectors",
+            "adds position vectors" if none_a else "adds nothing to them",
+            order,
+        )
+        return
+    permuted = _channels(a[real], b[real])
+    if permuted is not None:
+        case.add(
+            "sinusoid-layout",
+            place,
+            f"lays the channels of a position out as {_layout(a[real])}",
+            "has the same values in other channels",
+            order,
+            permutation=permuted,
+        )
+        return
+    table_a, table_b = _table(case, a), _table(case, b)
+    index_a, index_b = _rows(table_a, a), _rows(table_b, b)
+    if table_a is None or table_b is None:
+        index_a, index_b = None, None
+    if index_a is None or index_b is None:
+        index_a = torch.arange(a.shape[1]).expand(a.shape[0], -1)
+        index_b = _among(a, b, real)
+    if index_b is not None:
+        known = real & (index_b >= 0) & (index_a >= 0)
+        offset = (index_b - index_a)[known]
+        if len(offset) and len(offset.unique()) == 1 and known.sum() * 2 > real.sum() and int(offset[0]) != 0:
+            starts = [int(i[real][i[real] >= 0].min()) for i in (index_a, index_b)]
+            if table_a is None:
+                starts = [0, int(offset[0])]
+            case.add(
+                "position-offset",
+                place,
+                f"gives the first token position {starts[0]}",
+                f"gives it position {starts[1]}",
+                order,
+                offset=int(offset[0]),
+            )
+            return
+        full = real.all(-1)
+        moved = torch.stack(
+            [
+                (index_b - index_a)[i][known[i]].abs().amax() if known[i].any() else torch.tensor(0)
+                for i in range(len(real))
+            ]
+        )
+        if bool((moved[~full] != 0).any()) and bool((moved[full] == 0).all()):
+            count = _counts(index_a, real)
+            case.add(
+                "position-padding",
+                place,
+                "counts real tokens" if count else "counts places, padding too",
+                "counts places, padding too" if count else "counts real tokens",
+                order,
+                rows=(moved != 0).nonzero()[:, 0].tolist(),
+            )
+            return
+    case.add(
+        "unexplained",
+        place,
+        "adds its position vectors",
+        "adds others",
+        order,
+        relative_difference=gap(a[real], b[real]),
+    )
+
+
+def _counts(index: Tensor, real: Tensor) -> bool:
+    first = [int(index[i][real[i]][0]) for i in range(len(real)) if real[i].any()]
+    return len(set(first)) == 1
+
+
+def _channels(a: Tensor, b: Tensor) -> list[int] | None:
+    """The permutation of channels that turns a into b, if one does."""
+    distance = (a[:, :, None] - b[:, None, :]).abs().amax(0)
+    best = distance.argmin(0)
+    if len(best.unique()) != len(best) or float(distance.amin(0).max()) > 1e-6 * float(a.abs().max()):
+        return None
+    return best.tolist()
+
+
+def _layout(a: Tensor) -> str:
+    d = a.shape[-1]
+    half = (a[:, : d // 2].square() + a[:, d // 2 : 2 * (d // 2)].square()).std()
+    pair = (a[:, 0::2][:, : d // 2].square() + a[:, 1::2][:, : d // 2].square()).std()
+    if min(float(half), float(pair)) > 1e-6:
+        return "it has them"
+    return "all sines, then all cosines" if half < pair else "a sine and a cosine in turn"
+
+
+def _table(case: Case, shift: Tensor) -> Tensor | None:
+    """A table of parameters that has the rows."""
+    first = shift[0, 0]
+    for model in (case.a, case.b):
+        for value in model.recording.parameters.values():
+            if value.dim() == 2 and value.shape[1] == shift.shape[-1] and value.is_floating_point():
+                if bool(((value.double() - first).abs().amax(1) < 1e-6 * first.abs().max()).any()):
+                    return value.double()
+    return None
+
+
+def _rows(table: Tensor | None, shift: Tensor) -> Tensor | None:
+    if table is None:
+        return None
+    flat = shift.reshape(-1, shift.shape[-1])
+    distance = torch.cdist(flat, table)
+    best = distance.min(1)
+    found = torch.where(best.values < 1e-6 * flat.norm(dim=1).clamp(min=1e-12), best.indices, -1)
+    return found.reshape(shift.shape[:2])
+
+
+def _among(a: Tensor, b: Tensor, real: Tensor) -> Tensor | None:
+    """For each vector of b the place of the same vector in a."""
+    table = a[real]
+    places = torch.arange(a.shape[1]).expand(a.shape[0], -1)[real]
+    found = _rows(table, b)
+    if found is None:
+        return None
+    out = torch.where(found >= 0, places[found.clamp(min=0)], -1)
+    same = (a - b).abs().amax(-1) < 1e-6 * a.abs().max()
+    own = torch.arange(a.shape[1]).expand(a.shape[0], -1)
+    return torch.where(same, own, out)

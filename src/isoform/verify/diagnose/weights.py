@@ -1,0 +1,238 @@
+"""Do both models apply the same matrices and biases? (deviations seen from the weights)"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isoform.verify.align import (
+    Inner,
+    Linear,
+    Part,
+    Rows,
+    Site,
+    filled,
+    match_rows,
+    rows_of,
+    values_of,
+    whole,
+)
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.unary import gap
+
+NAMES = {"q": "query projection", "k": "key projection", "v": "value projection"}
+
+
+def check_site(case: Case, a: Site, b: Site) -> None:
+    """Query, key, value and output projections of an attention."""
+    parts = {"q": (a.q, b.q), "k": (a.k, b.k), "v": (a.v, b.v)}
+    everything = [(n, p) for n, p in a.parts()]
+    packed: list[str] = []
+    for name, (pa, pb) in parts.items():
+        if not pa or not pb:
+            continue
+        wa, bias_a = rows_of(pa)
+        wb, bias_b = rows_of(pb)
+        rows = match_rows(wa, wb)
+        order = pb[0].linear.node
+        place = case.place(f"{_kind(a)} {NAMES[name]}", pa[0].linear.node, pb[0].linear.node)
+        if rows.complete and wa.shape == wb.shape:
+            case.rows[("site", b.index, name)] = rows
+            _bias(case, "bias-missing", place, rows, bias_a, bias_b, pa, pb, order, site=(a, b))
+            continue
+        case.rows[("site", b.index, name)] = None
+        others = torch.cat(
+            [rows_of([p])[0] for _, p in everything if p.linear.weight.shape[1] == wb.shape[1]]
+        )
+        if wa.shape == wb.shape and match_rows(others, wb).complete:
+            packed.append(name)
+        else:
+            _foreign(case, place, pa, wa, wb, order)
+    if packed:
+        place = case.place(f"{_kind(a)} projections", a.q[0].linear.node, b.q[0].linear.node)
+        case.add(
+            "qkv-packing",
+            place,
+            "takes " + _taken(a) + " from the packed projection",
+            "takes " + _taken(b) + " from it",
+            b.q[0].linear.node,
+            parts=packed,
+        )
+    if a.out is not None and b.out is not None:
+        case.rows[("site", b.index, "out")] = _out(
+            case, f"{_kind(a)} output projection", a.out, b.out, (a, b)
+        )
+
+
+def check_inner(case: Case, a: Inner, b: Inner) -> None:
+    """The maps of a feed-forward network."""
+    pa, pb = whole(a.sources), whole(b.sources)
+    wa, bias_a = rows_of(pa)
+    wb, bias_b = rows_of(pb)
+    rows = match_rows(wa, wb)
+    place = case.place("feed-forward input projection", a.sources[0].node, b.sources[0].node)
+    if rows.complete and wa.shape == wb.shape:
+        case.rows[("inner", b.index)] = rows
+        _bias(case, "bias-missing", place, rows, bias_a, bias_b, pa, pb, b.sources[0].node)
+    else:
+        case.rows[("inner", b.index)] = None
+        if not (rows.index >= 0).all() or wa.shape != wb.shape:
+            _foreign(case, place, pa, wa, wb, b.sources[0].node)
+    case.rows[("inner", b.index, "out")] = _out(case, "feed-forward output projection", a.out, b.out, None)
+
+
+def check_other(case: Case, a: Linear, b: Linear, last: bool) -> None:
+    """A projection outside of layers: the output head, a pooler."""
+    part = "output head" if last else "projection"
+    place = case.place(part, a.node, b.node)
+    if a.weight.shape != b.weight.shape:
+        case.add(
+            "decode-protocol" if a.weight.shape[1] == b.weight.shape[1] else "unexplained",
+            place,
+            f"maps to {a.weight.shape[0]} outputs",
+            f"maps to {b.weight.shape[0]}",
+            b.node,
+        )
+        return
+    rows = match_rows(a.weight, b.weight)
+    if not rows.complete or not rows.plain and bool((rows.index != torch.arange(len(rows.index))).any()):
+        _foreign(case, place, whole([a]), a.weight, b.weight, b.node)
+        rows = Rows(torch.arange(a.weight.shape[0]), torch.ones(a.weight.shape[0], dtype=torch.float64))
+    case.rows[("other", b.node)] = rows
+    kind = "output-bias" if last else "bias-missing"
+    _bias(case, kind, place, rows, a.bias, b.bias, whole([a]), whole([b]), b.node)
+
+
+def _kind(site: Site) -> str:
+    return "cross-attention" if site.cross else "self-attention"
+
+
+def _out(case: Case, part: str, a: Linear, b: Linear, site: tuple[Site, Site] | None) -> Rows | None:
+    """The map that writes to the stream: its columns may stand in another order, its rows may not."""
+    place = case.place(part, a.node, b.node)
+    columns = match_rows(a.weight.t(), b.weight.t())
+    if a.weight.shape != b.weight.shape or not columns.complete:
+        _foreign(case, place, whole([a]), a.weight, b.weight, b.node)
+        found = None
+    else:
+        found = columns
+    same = Rows(torch.arange(a.weight.shape[0]), torch.ones(a.weight.shape[0], dtype=torch.float64))
+    if a.bias.shape == b.bias.shape and not (site is not None and _folded(case, site)):
+        _bias(case, "bias-missing", place, same, a.bias, b.bias, whole([a]), whole([b]), b.node)
+    return found
+
+
+def _folded(case: Case, site: tuple[Site, Site]) -> bool:
+    """The value bias went into the output bias: attention weights sum to one, so that is the same function."""
+    a, b = site
+    if a.out is None or b.out is None or not a.v or not b.v:
+        return False
+    shift = _rows(case, b, "v")
+    if shift is None:
+        return False
+    missing = rows_of(b.v)[1] - shift.scale * rows_of(a.v)[1][shift.index]
+    value = values_of(case.b, b.v)
+    if value is None or float(missing.abs().max()) == 0:
+        return False
+    given: dict[int, Tensor] = {}
+    filled(case.b, b.v, value - missing, given)
+    before, after = case.b.graph.values[b.out.read], case.b.graph.evaluate(b.out.read, given)
+    move = ((after - before) @ b.out.weight.t()).reshape(-1, b.out.weight.shape[0])
+    folded = gap(move, (b.out.bias - a.out.bias).expand_as(move)) < 1e-5
+    if folded:
+        case.raw = [r for r in case.raw if not (r.kind == "bias-missing" and r.order == b.v[0].linear.node)]
+    return folded
+
+
+def _rows(case: Case, site: Site, name: str) -> Rows | None:
+    return case.rows.get(("site", site.index, name))
+
+
+def _bias(
+    case: Case,
+    kind: str,
+    place: object,
+    rows: Rows,
+    a: Tensor,
+    b: Tensor,
+    parts_a: list[Part],
+    parts_b: list[Part],
+    order: int,
+    site: tuple[Site, Site] | None = None,
+) -> None:
+    expected = rows.scale * a[rows.index]
+    size = float(torch.maximum(expected.abs().max(), b.abs().max()))
+    if size == 0 or float((expected - b).abs().max()) <= 1e-6 * size:
+        return
+    if site is not None and not _seen(case, site[1], parts_b, b - expected):
+        return
+    none_a, none_b = float(a.abs().max()) == 0, float(b.abs().max()) == 0
+    if none_a or none_b:
+        case.add(
+            kind,
+            place,  # type: ignore[arg-type]
+            "adds no bias" if none_a else "adds a bias",
+            "adds no bias" if none_b else "adds one",
+            order,
+            largest=size,
+            tensors=_bias_names(parts_b if none_a else parts_a),
+        )
+    else:
+        part = ((expected - b).abs() > 1e-6 * size).double().mean()
+        dropped = bool((b[(expected - b).abs() > 1e-6 * size] == 0).all())
+        case.add(
+            kind if dropped else "tie-lost",
+            place,  # type: ignore[arg-type]
+            "adds a bias",
+            "adds none on some of the outputs" if dropped else "adds another one",
+            order,
+            share_of_outputs=float(part),
+            largest=float((expected - b).abs().max()),
+        )
+
+
+def _bias_names(parts: list[Part]) -> list[str]:
+    return [name for part in parts for name in part.linear.bias_names]
+
+
+def _seen(case: Case, site: Site, parts: list[Part], shift: Tensor) -> bool:
+    """Whether a shift of these columns changes what the attention gives: a key bias without rotation does not."""
+    value = values_of(case.b, parts)
+    if value is None or site.out is None:
+        return True
+    given: dict[int, Tensor] = {}
+    filled(case.b, parts, value - shift, given)
+    before, after = case.b.graph.values[site.out.read], case.b.graph.evaluate(site.out.read, given)
+    return gap(before, after) > 1e-9
+
+
+def _foreign(case: Case, place: object, parts: list[Part], a: Tensor, b: Tensor, order: int) -> None:
+    """A matrix that is not the reference's: transposed, from elsewhere, or from nowhere."""
+    if b.shape == a.t().shape and gap(a.t(), b) < 1e-6:
+        case.add("weight-transpose", place, "applies the matrix", "applies its transpose", order)  # type: ignore[arg-type]
+        return
+    found = None
+    for name, value in case.a.recording.parameters.items():
+        if value.dim() != 2 or not value.is_floating_point():
+            continue
+        for form, matrix in (("", value.double()), (" transposed", value.double().t())):
+            if matrix.shape[1] == b.shape[1] and match_rows(matrix, b).complete:
+                found = f"{name}{form}"
+    if found is None:
+        matched = float((match_rows(a, b).index >= 0).double().mean()) if a.shape[1] == b.shape[1] else 0.0
+        candidate = "applies one whose rows are nowhere in it"
+        evidence = {"rows_found": matched}
+    else:
+        candidate, evidence = f"applies {found}", {"found": found}
+    names = ", ".join(dict.fromkeys(n for p in parts for n in p.linear.names))
+    case.add("tie-lost", place, f"applies {names} of its checkpoint", candidate, order, **evidence)  # type: ignore[arg-type]
+
+
+def _taken(site: Site) -> str:
+    words: list[str] = []
+    for name, part in site.parts():
+        columns = part.columns
+        runs = (columns.diff() != 1).nonzero()[:, 0].tolist()
+        first = int(columns[0]), int(columns[runs[0]] if runs else columns[-1])
+        words.append(f"{name} from columns {first[0]}–{first[1]}" + (" and so on" if runs else ""))
+    return ", ".join(words)
