@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,13 +10,12 @@ import pytest
 import torch
 
 from isoform import cli
-from isoform.cli.cost import largest_batch, size
+from isoform.cli.cost import size
 from isoform.config import presets, write
-from isoform.cost.flops import flops
-from isoform.cost.memory import memory
-from isoform.cost.workload import Workload
+from isoform.cost import Machine, Workload, fit, flops, memory, roofline
 from isoform.errors import ConfigError
 from isoform.nn import build
+from isoform.report.cost import duration
 
 SMALL = {"vocab_size": 30, "d_model": 16, "n_heads": 4, "ffn_width": 24}
 TRANSLATOR = presets.pre_ln(**SMALL, n_encoder_layers=2, n_decoder_layers=3)
@@ -53,38 +53,39 @@ def test_text(translator: str, capsys: pytest.CaptureFixture[str]):
 
 def test_a_step_that_does_not_fit(translator: str, capsys: pytest.CaptureFixture[str]):
     work = Workload("train", 8, 16, source_length=16)
-    peaks = {
-        batch: memory(TRANSLATOR, Workload("train", batch, 16, source_length=16)).peak for batch in (5, 8)
-    }
+    peak = memory(TRANSLATOR, work).peak
     arguments = ["cost", translator, "--batch", "8", "--length", "16"]
-    assert cli.main([*arguments, "--memory", f"{peaks[8]}B"]) == 0
+    assert cli.main([*arguments, "--memory", f"{peak}B"]) == 0
     assert "It fits into" in capsys.readouterr().out
-    assert cli.main([*arguments, "--memory", str(peaks[8] - 1)]) == 1
-    assert "does not fit" in capsys.readouterr().out
-    assert cli.main([*arguments, "--memory", str(peaks[5]), "--json"]) == 1
-    fit = json.loads(capsys.readouterr().out)["fit"]
-    assert fit == {
-        "limit": peaks[5],
-        "fits": False,
-        "largest_batch": largest_batch(TRANSLATOR, work, peaks[5]),
-    }
+    assert cli.main([*arguments, "--memory", str(peak - 1)]) == 1
+    out = capsys.readouterr().out
+    assert "It does not fit" in out and "At length 16 batch 7 fits" in out
+    assert cli.main([*arguments, "--memory", str(peak // 2), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)["fit"]
+    assert answer == dataclasses.asdict(fit(TRANSLATOR, work, peak // 2)) and answer["fits"] is False
     assert cli.main([*arguments, "--memory", "1kB"]) == 1
-    assert "not even with one row" in capsys.readouterr().out
+    assert "Neither a single row" in capsys.readouterr().out
 
 
-def test_largest_batch_is_the_last_that_fits():
-    for devices, shard in ((1, "none"), (4, "fsdp")):
-        work = Workload("train", devices, 16, source_length=16, devices=devices, shard=shard)
-        limit = 2_000_000
-        best = largest_batch(TRANSLATOR, work, limit)
+def test_the_time_is_that_of_this_machine(
+    translator: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    machine = Machine("cpu", "float32", 1e12, 5e10)
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr("isoform.cost.measure_machine", lambda *what: asked.append(what) or machine)
+    assert cli.main(["cost", translator, "--time", "--json"]) == 0
+    out, err = capsys.readouterr()
+    work = Workload("train", 1, 512, source_length=512)
+    assert json.loads(out)["roofline"]["seconds"] == roofline(TRANSLATOR, work, machine).seconds
+    assert asked == [("float32", "cpu")] and "measuring" in err
+    assert cli.main(["cost", translator, "--time"]) == 0
+    out = capsys.readouterr().out
+    assert "1.00 TFLOP/s in float32, 50.00 GB/s" in out and "tokens a second" in out
 
-        def peak(batch: int, devices: int = devices, shard: str = shard) -> int:
-            return memory(
-                TRANSLATOR, Workload("train", batch, 16, source_length=16, devices=devices, shard=shard)
-            ).peak
 
-        assert best % devices == 0 and peak(best) <= limit < peak(best + devices)
-    assert largest_batch(TRANSLATOR, work, 10) == 0
+@pytest.mark.parametrize(("seconds", "text"), [(12.34, "12.3 s"), (0.0123, "12.3 ms"), (4.5e-6, "4.5 µs")])
+def test_durations(seconds: float, text: str):
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(

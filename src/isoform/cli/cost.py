@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from isoform.cli import common
 from isoform.errors import ConfigError
-
-if TYPE_CHECKING:
-    from isoform.config import ModelConfig
-    from isoform.cost.workload import Workload
 
 UNITS = {
     "": 1,
@@ -45,6 +40,10 @@ def command(
         Literal["adamw", "adamw_master"],
         typer.Option(help="AdamW, its moments as wide as the weights; or with a float32 master copy."),
     ] = "adamw",
+    loss: Annotated[
+        Literal["cross_entropy", "chunked"],
+        typer.Option(help="Over all logits at once, or piece by piece as isoform train has it."),
+    ] = "cross_entropy",
     recomputation: Annotated[
         Literal["none", "layer"], typer.Option(help="What the backward pass runs again instead of storing.")
     ] = "none",
@@ -59,55 +58,52 @@ def command(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What a device has, e.g. 24GiB: does it fit?")
     ] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Measure this machine's limits, and estimate the time at them.")
+    ] = False,
     json: common.Json = False,
 ) -> int:
-    """Parameters, FLOPs and memory of a step, in closed form, from the configuration alone.
+    """Parameters, FLOPs and memory of a step, in closed form from the configuration; its least time.
 
     Exit status 1: it does not fit into --memory.
     """
     limit = None if memory is None else size(memory)
     config = common.resolve(target).architecture()
-    from isoform.cost.flops import flops
-    from isoform.cost.memory import memory as reckon
-    from isoform.cost.parameters import parameters
-    from isoform.cost.workload import Workload
+    from isoform.cost import cost, fit, measure_machine
 
     if config.structure == "encoder-decoder" and source_length is None:
         source_length = length
-    work = Workload(
-        mode=mode,
+    machine = None
+    if time:
+        common.remark("measuring this machine's limits")
+        machine = measure_machine(dtype, device)
+    found = cost(
+        config,
         batch=batch,
         length=length,
         source_length=source_length,
         prefix_length=prefix_length,
         dtype=dtype,
+        mode=mode,
         optimizer=optimizer,
+        loss=loss,
         recomputation=recomputation,
         attention=attention,
         device=device,
         devices=devices,
         shard=shard,
+        machine=machine,
     )
-    count, operations, held = parameters(config), flops(config, work), reckon(config, work)
-    fit = None
-    if limit is not None:
-        largest = largest_batch(config, work, limit)
-        fit = {"limit": limit, "fits": held.peak <= limit, "largest_batch": largest}
-    answer = {
-        "target": target,
-        "work": dataclasses.asdict(work),
-        "parameters": count.to_dict(),
-        "flops": operations.to_dict(),
-        "memory": held.to_dict(),
-        "fit": fit,
-    }
+    fitting = None if limit is None else fit(config, found.work, limit)
+    answer = {"target": target, **found.to_dict(), "fit": fitting}
     if json:
         common.emit(answer)
     else:
-        from isoform.report import cost, terminal
+        from isoform.report import cost as report
+        from isoform.report import terminal
 
-        cost.show(terminal.console(), common.plain(answer))
-    return 0 if fit is None or fit["fits"] else 1
+        report.show(terminal.console(), common.plain(answer))
+    return 0 if fitting is None or fitting.fits else 1
 
 
 def size(text: str) -> int:
@@ -121,22 +117,3 @@ def size(text: str) -> int:
     if found is None or unit is None:
         raise ConfigError(f"--memory {text!r}: expected a number and a unit, e.g. 24GiB or 80GB")
     return int(float(found[1]) * UNITS[unit])
-
-
-def largest_batch(config: ModelConfig, work: Workload, limit: int) -> int:
-    """The most rows over all devices whose peak stays within the limit of each; 0 when not even one does."""
-    from isoform.cost.memory import memory
-
-    def fits(rows: int) -> bool:
-        return memory(config, dataclasses.replace(work, batch=rows * work.devices)).peak <= limit
-
-    if not fits(1):
-        return 0
-    high = 2
-    while fits(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * work.devices

@@ -18,14 +18,16 @@ def show(console: Console, answer: Mapping[str, Any]) -> None:
 
     Args:
         console: where.
-        answer: ``target``, ``work``, ``parameters``, ``flops``, ``memory`` and ``fit``.
+        answer: ``target``, ``work``, ``parameters``, ``flops``, ``memory``, ``roofline``, ``fit``.
     """
     console.print(Text.assemble((f"{answer['target']}  ", "bold"), _work(answer["work"])))
     _parameters(console, answer["parameters"])
     _flops(console, answer["flops"])
     _memory(console, answer["memory"])
+    if answer["roofline"] is not None:
+        _time(console, answer["roofline"])
     if answer["fit"] is not None:
-        _fit(console, answer["memory"]["peak"], answer["fit"])
+        _fit(console, answer["work"], answer["fit"])
 
 
 def size(count: float) -> str:
@@ -111,15 +113,42 @@ def _memory(console: Console, found: Mapping[str, Any]) -> None:
     console.print(f"  The peak is at {found['peak_at'].replace('layers.', 'layer ')}.", style="dim")
 
 
-def _fit(console: Console, peak: int, fit: Mapping[str, Any]) -> None:
-    limit, largest = size(fit["limit"]), number(fit["largest_batch"])
+def _time(console: Console, found: Mapping[str, Any]) -> None:
+    machine = found["machine"]
+    limits = f"{many(machine['flops'])}FLOP/s in {machine['dtype']}, {many(machine['bandwidth'])}B/s"
+    console.print(
+        heading("Time at the machine's limits", f"measured: {limits}; a floor, no real run reaches it")
+    )
+    rows = [
+        ["step", duration(found["seconds"])],
+        ["products alone", duration(found["compute_seconds"])],
+        ["memory traffic alone", duration(found["bandwidth_seconds"])],
+        ["tokens a second", number(round(found["tokens_per_second"]))],
+    ]
+    console.print(indented(table(["what", "at least"], rows, right=(1,))))
+    binds = {"compute": "Matrix products bind", "bandwidth": "The memory's bandwidth binds"}[found["bound"]]
+    intensity = f"{found['intensity']:.1f} FLOPs a byte, the machine is balanced at {found['balance']:.1f}"
+    console.print(indented(Text(f"{binds}: {intensity}.", style="dim")))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in a unit that suits them."""
+    if seconds >= 1:
+        return f"{seconds:,.1f} s"
+    return f"{1000 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+def _fit(console: Console, work: Mapping[str, Any], fit: Mapping[str, Any]) -> None:
+    limit, share = size(fit["limit"]), 100 * fit["peak"] / fit["limit"]
+    batch, length = number(fit["largest_batch"]), number(fit["largest_length"])
+    by = {"memory": "", "positions": ", where the positions end", "bound": " or more"}[fit["limited_by"]]
     if fit["fits"]:
-        share = 100 * peak / fit["limit"]
-        console.print(
-            f"\nIt fits into {limit}, and fills {share:.0f} % of it; batch {largest} would too.",
-            style="green",
-        )
-    elif fit["largest_batch"]:
-        console.print(f"\nIt does not fit into {limit}; batch {largest} does.", style="bold red")
+        console.print(f"\nIt fits into {limit} and fills {share:.0f} % of it.", style="green")
     else:
-        console.print(f"\nIt does not fit into {limit}, not even with one row a device.", style="bold red")
+        console.print(f"\nIt does not fit into {limit}; the peak is {share:,.0f} % of it.", style="bold red")
+    if fit["largest_batch"]:
+        console.print(f"At length {number(work['length'])} batch {batch} fits.")
+    if fit["largest_length"]:
+        console.print(f"At batch {number(work['batch'])} length {length} fits{by}.")
+    if not fit["largest_batch"] and not fit["largest_length"]:
+        console.print("Neither a single row a device nor a single token does.")
