@@ -1,15 +1,7 @@
 """Training: loss, schedules, the resumable loop, run files (Algorithm 6.1)."""
 
-from isoform.training.config import (
-    BeamSearch,
-    Evaluation,
-    GreedySearch,
-    PresetModel,
-    RunConfig,
-    Vocabularies,
-    apply_overrides,
-    read_run,
-)
+from isoform.training.config import PresetModel, RunConfig, Vocabularies, apply_overrides, read_run
+from isoform.training.evaluation_config import BeamSearch, Evaluation, GreedySearch
 from isoform.training.fit import fit
 from isoform.training.guard import DivergenceError
 from isoform.training.loop import FitResult
@@ -22,8 +14,10 @@ from isoform.training.loss import (
     check_supervision,
     smoothed_cross_entropy,
 )
+from isoform.training.preflight import RunPreflight, preflight
 from isoform.training.schedule import Constant, Cosine, InverseSqrt, Linear, Noam, Schedule, rate
 from isoform.training.settings import Optimizer, Training
+from isoform.training.train import TrainResult, check, inspect_data, train
 from isoform.training.trial import Trial, trial_step
 from isoform.training.validation import mean_nll
 
@@ -41,21 +35,27 @@ __all__ = [
     "Optimizer",
     "PresetModel",
     "RunConfig",
+    "RunPreflight",
     "Schedule",
     "Sums",
+    "TrainResult",
     "Training",
     "Trial",
     "Vocabularies",
     "Work",
     "apply_overrides",
     "batch_loss",
+    "check",
     "check_fit",
     "check_shift",
     "check_supervision",
     "fit",
+    "inspect_data",
     "mean_nll",
+    "preflight",
     "rate",
     "read_run",
     "smoothed_cross_entropy",
+    "train",
     "trial_step",
 ]

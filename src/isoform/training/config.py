@@ -6,17 +6,18 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
 from isoform.config import ModelConfig, SequenceHead, TaggingHead, presets
-from isoform.config.base import Count, Frozen, Positive, parse
+from isoform.config.base import Count, Frozen, parse
 from isoform.config.faults import report
 from isoform.config.files import read_table
 from isoform.data.config import DataConfig, DatesData, ParallelData
 from isoform.data.tokenizer_config import TokenizersConfig
 from isoform.errors import ConfigError, did_you_mean
+from isoform.training.evaluation_config import Evaluation, refuse_misfits
 from isoform.training.settings import Training
 
 
@@ -106,42 +107,6 @@ class Vocabularies(Frozen):
     """Number of classes of labelled or tagged text."""
 
 
-class GreedySearch(Frozen):
-    """The most probable token at every step."""
-
-    kind: Literal["greedy"] = "greedy"
-
-
-class BeamSearch(Frozen):
-    """Beam search; see `isoform.generation.Beam`."""
-
-    kind: Literal["beam"] = "beam"
-    width: Count
-    """Number of beams."""
-    length_penalty: Literal["none", "length", "gnmt"] = "none"
-    """What log-probabilities are divided by."""
-    alpha: Positive = 1.0
-    """Exponent of the penalty."""
-
-
-MetricName = Literal[
-    "nll", "bleu", "chrf", "ter", "exact_match", "token_error_rate", "accuracy", "macro_f1", "span_f1"
-]
-
-
-class Evaluation(Frozen):
-    """How the test part is scored, once, at the end (R35)."""
-
-    metrics: tuple[MetricName, ...] | None = None
-    """Names of metrics; unset: those that fit the data."""
-    search: Annotated[GreedySearch | BeamSearch, Field(discriminator="kind")] = GreedySearch()
-    """How outputs are found."""
-    max_new_tokens: Count = 128
-    """The longest output."""
-    batch_size: Count = 64
-    """Texts generated at a time; the outputs do not depend on it."""
-
-
 class RunConfig(Frozen):
     """A whole run."""
 
@@ -156,13 +121,21 @@ class RunConfig(Frozen):
     evaluation: Evaluation = Evaluation()
     """How the result is scored."""
 
+    @model_validator(mode="after")
+    def _metrics_fit(self) -> RunConfig:
+        refuse_misfits(self.evaluation, self.data)
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _model_first(cls, data: Any) -> Any:
         """Read the model by the form it has, so that its faults are told in the terms of that form."""
         if isinstance(data, dict) and isinstance(data.get("model"), dict):
             kind = PresetModel if "preset" in data["model"] else ModelConfig
-            return {**data, "model": parse(kind, data["model"], where="model")}
+            try:
+                return {**data, "model": parse(kind, data["model"], where="model")}
+            except ConfigError as error:
+                raise ValueError(str(error)) from None  # so that the file's name is put in front
         return data
 
     def architecture(self, sizes: Vocabularies | None = None) -> ModelConfig:

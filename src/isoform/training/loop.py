@@ -75,9 +75,11 @@ def run_loop(
     *,
     where: Callable[[int], str],
     quiet: bool,
+    trial: Trial | None = None,
 ) -> FitResult:
-    """Train in a folder that the caller holds; see `isoform.training.fit`."""
-    return _Loop(model, train, validation, settings, folder, where, quiet).run()
+    """Train in a folder that the caller holds; see `isoform.training.fit`. With a trial made before, none is
+    made here."""
+    return _Loop(model, train, validation, settings, folder, where, quiet, trial).run()
 
 
 class _Loop:
@@ -90,6 +92,7 @@ class _Loop:
         folder: Path,
         where: Callable[[int], str],
         quiet: bool,
+        trial: Trial | None,
     ) -> None:
         if validation is None and (settings.patience is not None or settings.average_last > 1):
             raise ConfigError(
@@ -109,7 +112,8 @@ class _Loop:
         self.optimizer = adamw(model, settings.optimizer)
         self.parameters = list(model.parameters())
         self.total = total_steps(train, settings)
-        self.state, self.trial, remarks = self._begin()
+        self.trial = trial
+        self.state, remarks = self._begin()
         self.guard = Guard(self.device, where)
         self.display = Display(
             total=self.total, seconds=settings.max_seconds, done=self.state.step, quiet=quiet
@@ -148,7 +152,7 @@ class _Loop:
                 work.append(Work.of(self.train.largest(), self.device))
             eta = self.settings.label_smoothing
             return step_seconds(
-                self.model, work[0], self.device, lambda: autocast(precision, self.device), eta
+                self.model, work[0], self.device, lambda: autocast(precision, self.device), eta, repeats=3
             )
 
         chosen, measured = choose(self.settings.precision, seconds)
@@ -156,20 +160,20 @@ class _Loop:
             write_text(path, json.dumps({"precision": chosen, "seconds_per_step": measured}) + "\n")
         return chosen
 
-    def _begin(self) -> tuple[RunState, Trial | None, list[str]]:
+    def _begin(self) -> tuple[RunState, list[str]]:
         """Resume, or try one step and start afresh."""
         step, remarks = self.store.latest()
         if step is not None:
             state = self.store.load(step, self.model, self.optimizer, self.device)
-            return state, None, [*remarks, f"resuming after step {step}"]
-        trial = trial_step(
-            self.model, self.train.largest(), self.device, self._context, self.settings.label_smoothing
-        )
+            return state, [*remarks, f"resuming after step {step}"]
+        if self.trial is None:
+            eta = self.settings.label_smoothing
+            self.trial = trial_step(self.model, self.train.largest(), self.device, self._context, eta)
         seed = self.settings.seed
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        return RunState(), trial, remarks
+        return RunState(), remarks
 
     def _seconds(self) -> float:
         return self._before + time.monotonic() - self._started

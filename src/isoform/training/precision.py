@@ -58,6 +58,9 @@ def choose(precision: Precision, seconds: Callable[[Chosen], float]) -> tuple[Ch
     """
     if precision != "auto":
         return precision, {}
-    measured: dict[Chosen, float] = {p: seconds(p) for p in ("float32", "bfloat16_autocast")}
+    candidates: tuple[Chosen, Chosen] = ("float32", "bfloat16_autocast")
+    for candidate in candidates:
+        seconds(candidate)  # warm
+    measured: dict[Chosen, float] = {candidate: seconds(candidate) for candidate in candidates}
     faster = measured["bfloat16_autocast"] * MARGIN < measured["float32"]
     return ("bfloat16_autocast" if faster else "float32"), measured

@@ -30,7 +30,7 @@ class Trial:
         tokens: ids in it, padding included.
         supervised: positions that are learnt from.
         loss: mean loss a supervised position, before any learning.
-        seconds: forward and backward pass.
+        seconds: forward and backward pass, once warm.
         activation_bytes: what is held for the backward pass (on a CUDA device: the allocator's peak).
         weight_bytes: weights, gradients and the optimizer's two means.
         without_gradient: parameters that this batch does not reach.
@@ -70,7 +70,7 @@ def trial_step(
         )
     model.train()
     with _own_random_state(device):
-        held, start = _Held(model), time.perf_counter()
+        held = _Held(model)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         with held.watch(), context():
@@ -78,11 +78,12 @@ def trial_step(
             loss = sums.loss / work.count + sums.balance
         loss.backward()
         value = float(loss.detach())
-        seconds = time.perf_counter() - start
         if not torch.isfinite(loss):
             cause = first_fault(model, work, context, smoothing)
             raise DivergenceError(f"trial step: the loss is {value} before anything was learnt; {cause}")
     missing = tuple(name for name, p in model.named_parameters() if p.grad is None)
+    # The first pass of a process also sets things up, and is slower than any other.
+    seconds = step_seconds(model, work, device, context, smoothing, repeats=1)
     model.zero_grad(set_to_none=True)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else held.bytes
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -92,13 +93,13 @@ def trial_step(
 
 
 def step_seconds(
-    model: Transformer, work: Work, device: torch.device, context: Context, smoothing: float, repeats: int = 3
+    model: Transformer, work: Work, device: torch.device, context: Context, smoothing: float, repeats: int
 ) -> float:
-    """Seconds of a forward and backward pass: the least of several, after one that is not counted."""
+    """Seconds of a forward and backward pass: the least of several."""
     model.train()
     found: list[float] = []
     with _own_random_state(device):
-        for _ in range(repeats + 1):
+        for _ in range(repeats):
             start = time.perf_counter()
             with context():
                 sums = batch_loss(model, work, smoothing=smoothing)
@@ -106,7 +107,7 @@ def step_seconds(
             float(sums.nll)  # waits for the device
             found.append(time.perf_counter() - start)
     model.zero_grad(set_to_none=True)
-    return min(found[1:])
+    return min(found)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,251 @@
+"""A whole run: data, tokenizers, network, training, the test read once, the artifact."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from isoform.config.files import write, write_text
+from isoform.data import Prepared, Task, Tokenizer, Tokenizers, prepare
+from isoform.data import check as data_check
+from isoform.data.pipeline import Checked
+from isoform.errors import DataError
+from isoform.nn import Transformer, build
+from isoform.training.config import RunConfig, Vocabularies
+from isoform.training.fit import agree
+from isoform.training.lock import locked
+from isoform.training.loop import FitResult, run_loop
+from isoform.training.preflight import RunPreflight, preflight
+from isoform.training.protocol import protocol_of
+from isoform.training.trial import Trial
+
+if TYPE_CHECKING:
+    pass
+
+RESULT = "result.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """How a run ended.
+
+    Attributes:
+        folder: holds everything.
+        fit: the training itself.
+        test: metrics of the test part by name, each with its signature; None without a test part, or when the
+            run was interrupted.
+        artifact: folder of the finished network; None when the run was interrupted.
+    """
+
+    folder: Path
+    fit: FitResult
+    test: Mapping[str, Any] | None
+    artifact: Path | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.artifact is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        fit = self.fit
+        return {
+            "folder": str(self.folder),
+            "finished": self.finished,
+            "stop": fit.stop,
+            "step": fit.state.step,
+            "seconds": {"train": fit.state.seconds},
+            "precision": fit.precision,
+            "weights": fit.weights,
+            "best_step": fit.state.best_step,
+            "skipped_batches": fit.state.skipped,
+            "validation": {"nll": fit.validation_nll},
+            "test": None if self.test is None else dict(self.test),
+            "artifact": None if self.artifact is None else str(self.artifact),
+        }
+
+
+def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> TrainResult:
+    """Carry out a run; the same call in the same folder goes on where an earlier one was stopped.
+
+    Args:
+        run: the run file.
+        folder: where everything is written: ``request.toml`` (the run as asked for), ``run.toml`` (with the
+            network written out), ``tokenizer*``, ``preflight.json``, ``checkpoints/``, ``log.csv``,
+            ``loss.png``, ``result.json`` and ``artifact/``.
+        base: the folder that the data's relative paths start from.
+        quiet: no bar and no remarks.
+
+    Raises:
+        IsoformError: bad data, settings that do not go together, a folder of another run, a loss that is not
+            finite; nothing half-written is left.
+    """
+    with locked(folder):
+        agree(folder / "request.toml", run)
+        saved = _saved_tokenizers(folder)
+        setup = set_up(run, base, saved)
+        if saved is None:
+            _save_tokenizers(folder, setup.prepared.tokenizers)
+        _refuse_changed_data(folder, setup.prepared)
+        write(run.model_copy(update={"model": setup.model.config}), folder / "run.toml")
+        trial: Trial | None = None
+        if not (folder / "checkpoints").is_dir():
+            report = preflight(setup.model, setup.prepared, run.training)
+            write_text(folder / "preflight.json", json.dumps(report.to_dict(), ensure_ascii=False) + "\n")
+            trial = report.trial
+            for remark in () if quiet else report.remarks:
+                print(remark, file=sys.stderr)
+        parts = setup.prepared
+        fit = run_loop(
+            setup.model,
+            parts.train.batches,
+            None if parts.validation is None else parts.validation.batches,
+            run.training,
+            folder,
+            where=_where(parts),
+            quiet=quiet,
+            trial=trial,
+        )
+        if not fit.finished:
+            return TrainResult(folder, fit, None, None)
+        return _conclude(run, folder, setup, fit, quiet=quiet)
+
+
+def inspect_data(run: RunConfig, *, base: Path) -> Checked:
+    """The first half of the preflight: what there is to say of the data, faults of single records included.
+
+    Raises:
+        IsoformError: files that cannot be read, tokenizers that cannot be made.
+    """
+    return data_check(_task(run, base), run.tokenizer)
+
+
+def check(run: RunConfig, *, base: Path, tokenizers: Tokenizers | None = None) -> RunPreflight:
+    """The preflight of a run, without writing anything.
+
+    Args:
+        run: the run file.
+        base: the folder that the data's relative paths start from.
+        tokenizers: those that `inspect_data` made.
+
+    Raises:
+        IsoformError: what would stop the run.
+    """
+    setup = set_up(run, base, tokenizers)
+    return preflight(setup.model, setup.prepared, run.training)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The network and what it is to read."""
+
+    prepared: Prepared
+    model: Transformer
+
+
+def set_up(run: RunConfig, base: Path, tokenizers: Tokenizers | None) -> Setup:
+    """Read the data, make the tokenizers unless they are there, and the fresh network."""
+    prepared = prepare(_task(run, base), run.tokenizer if tokenizers is None else tokenizers)
+    made = prepared.tokenizers
+    sizes = Vocabularies(
+        target=made.target.vocab_size,
+        source=made.source.vocab_size,
+        shared=made.shared,
+        labels=len(prepared.classes),
+    )
+    return Setup(prepared, build(run.architecture(sizes), seed=run.training.seed))
+
+
+def _task(run: RunConfig, base: Path) -> Task:
+    settings = run.training
+    return Task(run.data, settings.batches, base, settings.seed, masking=settings.masking)
+
+
+def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, quiet: bool) -> TrainResult:
+    """Read the test, once in the run's life, and write the artifact."""
+    from isoform.checkpoints import Bundle
+    from isoform.training.scoring import score
+
+    artifact, path = folder / "artifact", folder / RESULT
+    if path.is_file() and artifact.is_dir():
+        return TrainResult(folder, fit, json.loads(path.read_text(encoding="utf-8"))["test"], artifact)
+    prepared = setup.prepared
+    made = prepared.tokenizers
+    bundle = Bundle(
+        setup.model, setup.model.config, made.target, made.source, protocol_of(prepared.task, made)
+    )
+    test = score(bundle, prepared, run.evaluation, quiet=quiet)
+    result = {
+        "fit": {
+            **{k: v for k, v in fit.state.to_dict().items() if k not in ("window", "position")},
+            "stop": fit.stop,
+            "weights": fit.weights,
+            "validation_nll": fit.validation_nll,
+            "precision": fit.precision,
+        },
+        "test": test,
+    }
+    provenance = {
+        **result,
+        "data": {**_digests(prepared), "config": run.data.model_dump(mode="json")},
+        "training": run.training.model_dump(mode="json"),
+        "labels": sorted(prepared.classes, key=prepared.classes.__getitem__),
+    }
+    dataclasses.replace(bundle, provenance=provenance).save(artifact)
+    write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return TrainResult(folder, fit, test, artifact)
+
+
+def _save_tokenizers(folder: Path, made: Tokenizers) -> None:
+    if made.source is not made.target:
+        made.source.save(folder, "source_tokenizer")
+    made.target.save(folder, "tokenizer")
+
+
+def _saved_tokenizers(folder: Path) -> Tokenizers | None:
+    # The target's is written last: where it is, both are.
+    if not (folder / "tokenizer.specials.json").is_file():
+        return None
+    target = Tokenizer.load(folder, "tokenizer")
+    own = (folder / "source_tokenizer.specials.json").is_file()
+    return Tokenizers(Tokenizer.load(folder, "source_tokenizer") if own else target, target)
+
+
+def _where(prepared: Prepared) -> Any:
+    records = prepared.train.records
+    if prepared.train.fit is None:
+        return lambda row: f"{records.where(0)}, window at token {row}"
+    return records.where
+
+
+def _digests(prepared: Prepared) -> dict[str, Any]:
+    """SHA-256 of every file that training and validation were read from, by its path in the run file."""
+    parts = [part for part in (prepared.train, prepared.validation) if part is not None]
+    files = dict.fromkeys(file for part in parts for file in part.records.files)
+    base = prepared.task.base
+    return {
+        "sha256": {
+            os.path.relpath(file, base): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+        }
+    }
+
+
+def _refuse_changed_data(folder: Path, prepared: Prepared) -> None:
+    path, now = folder / "data.json", _digests(prepared)
+    if not path.is_file():
+        write_text(path, json.dumps(now, indent=1) + "\n")
+        return
+    begun = json.loads(path.read_text(encoding="utf-8"))
+    for name, digest in now["sha256"].items():
+        if begun["sha256"].get(name) != digest:
+            raise DataError(
+                f"{name}: not the file this run was begun with in {folder}; put it back, or choose another"
+                " folder"
+            )
