@@ -86,7 +86,7 @@ def _sublayer(layer: Layer, name: str, masked: bool, place: Place, weights: int)
             name, layer.cross_attention, False, place, weights, memory=True, memory_copied=copied
         )
     kept = list(block.kept)
-    if place.widths.autocast:
+    if place.widths.copies:
         kept.append(Stored("weights in half precision", constant(weights), {}, place.widths.compute))
     dropped = layer.increment_dropout("feed_forward" if name == "feed_forward" else "attention")
     if dropped and place.work.mode == "train":

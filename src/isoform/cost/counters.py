@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class MemoryUse:
 
 
 @contextlib.contextmanager
-def measure_memory(*existing: nn.Module | torch.Tensor) -> Iterator[MemoryUse]:
+def measure_memory(*existing: nn.Module | torch.Tensor) -> Generator[MemoryUse]:
     """Follow the bytes of all tensor storages that operators make inside the block, on any device.
 
     Every operator that PyTorch dispatches, in the backward pass too, passes through a mode that notes each
@@ -72,7 +72,7 @@ def measure_memory(*existing: nn.Module | torch.Tensor) -> Iterator[MemoryUse]:
 
     def note(tensor: torch.Tensor, at: str) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage._cdata  # pyright: ignore[reportPrivateUsage]
         if key not in sizes:
             sizes[key] = storage.nbytes()
             use.current += sizes[key]

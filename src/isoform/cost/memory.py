@@ -232,7 +232,7 @@ def _gathered(steps: list[Step], widths: Widths, work: Workload) -> tuple[int, i
         else:
             root += step.block.weights
     largest = max(layers.values(), default=0)
-    return (root + 2 * largest) * widths.weight, largest * widths.weight
+    return (root + 2 * largest) * widths.compute, largest * widths.weight
 
 
 def _components(steps: list[Step], work: Workload) -> tuple[ComponentMemory, ...]:

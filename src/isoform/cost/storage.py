@@ -24,6 +24,7 @@ class Widths:
         flag: whether dropout stores a flag (CUDA) and not the factors themselves.
         state: optimizer state and master weights; see `Workload.optimizer`.
         autocast: whether products convert their operands, so that the copy is stored, not the original.
+        copies: whether converted weights are stored too; sharded ones are gathered in half precision instead.
     """
 
     compute: int
@@ -33,6 +34,7 @@ class Widths:
     state: int
     flag: bool
     autocast: bool
+    copies: bool
 
     @classmethod
     def of(cls, work: Workload) -> Widths:
@@ -49,6 +51,7 @@ class Widths:
             state=state,
             flag=work.device == "cuda",
             autocast=autocast,
+            copies=autocast and work.shard != "fsdp",
         )
 
     def noise(self, width: int) -> int:

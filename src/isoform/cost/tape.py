@@ -10,7 +10,7 @@ from isoform.cost.formula import Formula, constant, symbol
 from isoform.cost.groups import layer_groups
 from isoform.cost.parameters import parameters
 from isoform.cost.storage import Block, Moment, Place, Stored, Widths, normed
-from isoform.cost.workload import Workload
+from isoform.cost.workload import CHUNK, Workload
 
 B, D = symbol("B"), symbol("d")
 Counts = dict[str, int]
@@ -148,29 +148,56 @@ def _head(config: ModelConfig, place: Place, counts: Counts) -> list[Block]:
     if head.transform is not None:
         width = D if config.embedding.width == place.sizes["d"] else symbol("w")
         blocks.append(_transform(head.transform, tokens, width, place, counts["head.transform"]))
+    if work.mode == "train" and work.loss == "chunked":
+        return [*blocks, _chunked(head, width, hidden, place, counts)]
     scores = tokens * symbol("V")
     capped = head.softcap is not None
     kept = [place.stored("input", tokens * width, w.compute), place.stored("logits", scores, w.compute)]
     if capped:
         kept.append(place.stored("capped logits", scores, w.compute))
-    matrix = width * symbol("V")
     if w.autocast or head.transform is not None:
         kept.append(hidden)
-    if w.autocast:
-        kept.append(place.stored("weights in half precision", matrix, w.compute))
-    own = counts["head"] - counts.get("head.transform", 0)
-    # A tied table's gradient begins here, and meets the look-up's at the end.
-    begun = own + (matrix.value(place.sizes) if head.tied else 0)
+    if w.copies:
+        kept.append(place.stored("weights in half precision", width * symbol("V"), w.compute))
+    begun = _begun(head, width, place, counts)
     gradients = place.stored("gradients", scores * (2 if capped else 1) + tokens * width, w.compute)
     forward = place.stored("logits", scores * (2 if capped else 1), w.compute)
-    blocks.append(
-        Block("head", tuple(kept), (forward,), (), (Moment((gradients,), frozenset(), begun),), begun)
-    )
+    blocks.append(Block("head", tuple(kept), (forward,), (), (Moment((gradients,), weights=begun),), begun))
     if work.mode == "train":
         loss = place.stored("log-probabilities", scores, w.wide)
         gradients = place.stored("gradients", scores * 2, w.wide)
         blocks.append(Block("loss", (loss,), (), (), (Moment((gradients,)),)))
     return blocks
+
+
+def _begun(head: TokenHead, width: Formula, place: Place, counts: Counts) -> int:
+    """Weights whose gradients begin at the head: a tied table's too, which meets the look-up's at the end."""
+    own = counts["head"] - counts.get("head.transform", 0)
+    return own + ((width * symbol("V")).value(place.sizes) if head.tied else 0)
+
+
+def _chunked(head: TokenHead, width: Formula, hidden: Stored, place: Place, counts: Counts) -> Block:
+    """The head and a loss that takes at most `CHUNK` scores at a time and stores none when there are more."""
+    w = place.widths
+    tokens = B * place.rows
+    rows = min(tokens.value(place.sizes), max(CHUNK // place.sizes["V"], 1))
+    pieces = -(-tokens.value(place.sizes) // rows)
+    place = place.widened(n=rows)
+    scores = symbol("n") * symbol("V")
+    copies = 1 + (head.softcap is not None)
+    logits = [place.stored("logits", scores, w.wide)]
+    if head.softcap is not None:
+        logits.append(place.stored("capped logits", scores, w.compute))
+    kept = [place.stored("input", tokens * width, w.compute), hidden]
+    begun = _begun(head, width, place, counts)
+    gradients = [place.stored("gradients", scores * copies, w.wide)]
+    if pieces == 1:
+        kept += logits
+    else:  # recomputed beside their gradients; each piece's gradient of the weights joins the others'
+        gradients += [*logits, Stored("gradient of one piece", constant(begun), {}, w.weight)]
+    if w.half:
+        gradients.append(place.stored("narrow gradients", scores, w.compute))
+    return Block("head", tuple(kept), (), (), (Moment(tuple(gradients), weights=begun),), begun)
 
 
 def _transform(transform: Transform, tokens: Formula, width: Formula, place: Place, weights: int) -> Block:

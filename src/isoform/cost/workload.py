@@ -15,8 +15,10 @@ Recomputation = Literal["none", "layer"]
 Backend = Literal["auto", "eager", "sdpa"]
 Device = Literal["cpu", "cuda"]
 Optimizer = Literal["adamw", "adamw_master"]
+Loss = Literal["cross_entropy", "chunked"]
 Kernel = Literal["fused", "explicit", "composed"]
 
+CHUNK = 2**25  # scores over the vocabulary that a chunked loss holds at once
 BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -36,6 +38,8 @@ class Workload:
             and optimizer in float32 and computes products in bfloat16.
         optimizer: ``adamw`` keeps two moments of each weight in the weight's dtype, as `torch.optim` does;
             ``adamw_master`` keeps them and a master copy of half-precision weights in float32.
+        loss: ``cross_entropy`` over all logits at once, which the caller holds; ``chunked`` as `isoform
+            train` has it: no log-probabilities, and beyond `CHUNK` scores piece by piece, recomputed.
         recomputation: ``layer`` keeps only the input of each layer and runs it again in the backward pass.
         attention: as `Transformer.set_attention` takes it; see `kernel` for what comes of it.
         device: what kind of device; a few kernels keep less on CUDA than on CPU.
@@ -50,6 +54,7 @@ class Workload:
     prefix_length: int = 0
     dtype: Dtype = "float32"
     optimizer: Optimizer = "adamw"
+    loss: Loss = "cross_entropy"
     recomputation: Recomputation = "none"
     attention: Backend = "auto"
     device: Device = "cpu"
@@ -59,7 +64,7 @@ class Workload:
     def __post_init__(self) -> None:
         for name, kind in (
             ("mode", Mode), ("dtype", Dtype), ("recomputation", Recomputation), ("attention", Backend),
-            ("device", Device), ("shard", Shard), ("optimizer", Optimizer),
+            ("device", Device), ("shard", Shard), ("optimizer", Optimizer), ("loss", Loss),
         ):  # fmt: skip
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
