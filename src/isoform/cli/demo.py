@@ -56,7 +56,7 @@ def _print(out: Console, result: DemoResult, output: Path) -> None:
     rows = [*components(result), ["all, counted in the real module", None, None, result.counted]]
     out.print(terminal.table(["component", "of one", "how often", "parameters"], rows, total=True))
     out.print(terminal.heading("Unseen dates", f"{result.seconds['train']:.0f} s of training"))
-    scores = [[name, score["value"], score["signature"]] for name, score in result.scores.items()]
+    scores = [[name, score.value, score.signature] for name, score in result.scores.items()]
     out.print(terminal.table(["metric", "value", "signature"], scores))
     out.print(terminal.heading("Checks"))
     checks = [[terminal.verdict(c.passed), c.name, c.statement] for c in result.checks]

@@ -1,5 +1,5 @@
 """The main job: train, evaluate, save, reload and prove a model on the built-in dates."""
 
-from isoform.demo.job import DemoResult, run
+from isoform.demo.job import DemoResult, configuration, run
 
-__all__ = ["DemoResult", "run"]
+__all__ = ["DemoResult", "configuration", "run"]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from isoform.checkpoints import Bundle
     from isoform.cost.parameters import Parameters
     from isoform.data.dates import DatedPair
+    from isoform.evaluation import Score
     from isoform.training import RunConfig, TrainResult
     from isoform.verify import Check
     from isoform.verify.trace import Trace
@@ -66,7 +67,7 @@ class DemoResult:
     run: RunConfig
     training: TrainResult
     bundle: Bundle
-    scores: dict[str, dict[str, Any]]
+    scores: dict[str, Score]
     by_pair: dict[tuple[str, str], float]
     parameters: Parameters
     counted: int
@@ -83,8 +84,8 @@ class DemoResult:
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys: what ``demo.json`` holds."""
         return {
-            "test": {name: score["value"] for name, score in self.scores.items()},
-            "signatures": {name: score["signature"] for name, score in self.scores.items()},
+            "test": {name: score.value for name, score in self.scores.items()},
+            "signatures": {name: score.signature for name, score in self.scores.items()},
             "exact_match_by_pair": {f"{a}-{b}": share for (a, b), share in sorted(self.by_pair.items())},
             "parameters": {
                 "counted": self.counted,
@@ -131,7 +132,7 @@ def run(
 
     config = configuration() if config is None else config
     clock = _Clock()
-    say("training on dates in 26 languages")
+    say("training")
     trained = train(config, folder / "run", base=folder, quiet=quiet)
     clock.lap("prepare_and_train")
     assert trained.artifact is not None
@@ -139,17 +140,16 @@ def run(
     bundle = load(trained.artifact, check=True)
     clock.lap("reload")
     say("translating dates that training never saw")
-    test = list(corpus_from(config.data).test)  # pyright: ignore[reportArgumentType]
-    answers = bundle.generate([pair.source for pair in test], max_new_tokens=config.evaluation.max_new_tokens)
-    scores, by_pair = _score(test, answers)
+    test = corpus_from(config.data).test  # pyright: ignore[reportArgumentType]
+    answers = bundle.generate([p.source for p in test.items], max_new_tokens=config.evaluation.max_new_tokens)
+    scores, by_pair = _score(test.items, answers)
     clock.lap("evaluate")
     say("auditing the trained model")
-    checks = (
-        _probe(bundle),
-        *_audit(bundle, [pair.source for pair in test[:3]], [pair.target for pair in test[:3]]),
-    )
+    checks = (_probe(bundle), *_audit(bundle, test.items[:3]))
     clock.lap("audit")
-    shown = tuple(zip(SHOWN, bundle.generate(SHOWN), strict=True))
+    shown = tuple(
+        zip(SHOWN, bundle.generate(SHOWN, max_new_tokens=config.evaluation.max_new_tokens), strict=True)
+    )
     looked = _look(bundle, *shown[1])
     counted = sum(p.numel() for p in bundle.model.parameters())
     seconds = {"train": trained.fit.state.seconds, **clock.laps, "total": clock.total()}
@@ -175,15 +175,15 @@ def run(
 
 def _score(
     test: Sequence[DatedPair], answers: Sequence[str]
-) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], float]]:
-    from isoform.evaluation import exact_match_by, text_scores
+) -> tuple[dict[str, Score], dict[tuple[str, str], float]]:
+    from isoform.evaluation import bleu, chrf, exact_match
 
     wanted = [pair.target for pair in test]
-    scores = text_scores(answers, wanted, metrics=("exact_match", "chrf", "bleu"))
-    groups = [(pair.source_language, pair.target_language) for pair in test]
-    return {name: {"value": s.value, "signature": s.signature} for name, s in scores.items()}, exact_match_by(
-        groups, answers, wanted
-    )
+    exact = exact_match(answers, wanted)
+    groups = exact.groups([f"{pair.source_language} {pair.target_language}" for pair in test])
+    scores = [counted.score() for counted in (exact, chrf(answers, wanted), bleu(answers, wanted))]
+    by_pair = {(name.split()[0], name.split()[1]): score.value for name, score in groups.items()}
+    return {score.name: score for score in scores}, by_pair
 
 
 def _probe(bundle: Bundle) -> Check:
@@ -200,21 +200,17 @@ def _probe(bundle: Bundle) -> Check:
     )
 
 
-def _audit(bundle: Bundle, sources: Sequence[str], targets: Sequence[str]) -> tuple[Check, ...]:
+def _audit(bundle: Bundle, pairs: Sequence[DatedPair]) -> tuple[Check, ...]:
     from isoform.tokens import Tokens
     from isoform.verify import audit
 
     assert bundle.tokenizer is not None and bundle.source_tokenizer is not None
     protocol = bundle.protocol
-    read = [
-        [*protocol.source_prefix, *ids, *protocol.source_suffix]
-        for ids in bundle.source_tokenizer.encode_batch(sources)
-    ]
+    sources = bundle.source_tokenizer.encode_batch([pair.source for pair in pairs])
+    targets = bundle.tokenizer.encode_batch([pair.target for pair in pairs])
+    read = [[*protocol.source_prefix, *ids, *protocol.source_suffix] for ids in sources]
     # Rows cut to unequal lengths: ragged padding is part of what is asked.
-    written = [
-        [*protocol.start, *ids][: 7 + 3 * row]
-        for row, ids in enumerate(bundle.tokenizer.encode_batch(targets))
-    ]
+    written = [[*protocol.start, *ids][: 7 + 3 * row] for row, ids in enumerate(targets)]
     inputs = {
         "tokens": Tokens.from_lists(written, pad_id=protocol.pad_id),
         "source": Tokens.from_lists(read, pad_id=protocol.pad_id),

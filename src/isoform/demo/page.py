@@ -20,15 +20,15 @@ def write_page(result: DemoResult, path: Path) -> None:
     seconds = result.seconds
     made = page.Page(
         "Dates in 26 languages",
-        lead="An encoder–decoder learns to translate dates written out in any of 26 languages and 15 scripts into any "
-        "other and into ISO 8601. No calendar date of the test was seen in training.",
+        lead="An encoder–decoder learns to translate dates written out in any of 26 languages and 15 scripts "
+        "into any other and into ISO 8601. No calendar date of the test was seen in training.",
         footer="Made by `isoform demo`; the same command makes it again.",
     )
     made.section(
         "In short",
         page.facts(
             {
-                "exact match on unseen dates": f"{result.scores['exact_match']['value']:.4f}",
+                "exact match on unseen dates": f"{result.scores['exact_match'].value:.4f}",
                 "seconds of training": f"{seconds['train']:.0f}",
                 "parameters": f"{result.counted:,}",
                 "checks that hold": f"{sum(c.passed is True for c in result.checks)} of {len(result.checks)}",
@@ -40,7 +40,7 @@ def write_page(result: DemoResult, path: Path) -> None:
         "Evaluation",
         page.table(
             ["metric", "value", "signature"],
-            [[name, score["value"], score["signature"]] for name, score in result.scores.items()],
+            [[name, score.value, score.signature] for name, score in result.scores.items()],
         ),
         page.picture(pair_map(result), caption="Exact match by source and target language, in per cent"),
     )
