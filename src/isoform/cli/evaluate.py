@@ -190,11 +190,11 @@ def _write(path: Path, found: Evaluation) -> None:
 def _show(found: Evaluation) -> None:
     from isoform.report import terminal
 
-    rows: list[list[object]] = []
+    rows: list[tuple[object, ...]] = []
     for name, score in found.scores.items():
         ends = "" if score.interval is None else " – ".join(f"{end:.4f}" for end in score.interval)
-        rows.append([name, f"{score.value:.4f}", ends, score.count, score.signature])
-        rows += [[f"  {part}", f"{value:.4f}", "", None, ""] for part, value in score.parts.items()]
+        rows.append((name, f"{score.value:.4f}", ends, score.count, score.signature))
+        rows += [(f"  {part}", f"{value:.4f}", "", "", "") for part, value in score.parts.items()]
     page = terminal.console()
     page.print(terminal.table(("metric", "value", "95 %", "over", "signature"), rows, right=(1, 3)))
     for name, groups in found.groups.items():

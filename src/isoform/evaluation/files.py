@@ -78,7 +78,7 @@ def data_of_file(
         return _made(kind, path, format=_table(suffix, fields, ("source", "target"), path))
     if kind is ParallelData:
         raise ConfigError(
-            f"{path}: an encoder–decoder is scored on pairs: expected .tsv, .jsonl, .tmx or two files of lines"
+            f"{path}: an encoder–decoder needs pairs: expected .tsv, .jsonl, .tmx or two files of lines"
         )
     if documents is None:
         raise ConfigError(f"{path}: say whether it is one stream of text or a document a line")

@@ -134,6 +134,8 @@ def _sacrebleu(
 def _alternatives(outputs: Sequence[str], references: References) -> list[Sequence[str]]:
     if len(outputs) != len(references):
         raise DataError(f"{len(outputs)} outputs but {len(references)} references: each output needs one")
+    if not outputs:
+        raise DataError("there are no outputs: there is nothing to score")
     right = [[r] if isinstance(r, str) else r for r in references]
     for number, found in enumerate(right):
         if not found:
