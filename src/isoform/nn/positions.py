@@ -126,11 +126,18 @@ def rotary_table(
     positions: Int[Tensor, "rows length"],
     lengths: Int[Tensor, " batch"] | None,
     dtype: torch.dtype,
-) -> tuple[Float[Tensor, "rows 1 length pairs"], Float[Tensor, "rows 1 length pairs"]]:
-    """Cosine and sine of every position and channel pair, computed once a forward pass for all layers."""
+) -> tuple[Float[Tensor, "rows 1 length width"], Float[Tensor, "rows 1 length width"]]:
+    """Cosine and signed sine of every position and channel, computed once a forward pass for all layers.
+
+    A pair (a, b) turns to (a cos - b sin, b cos + a sin): each channel times its cosine, plus its partner
+    times a sine that is negative for the first of the pair.
+    """
     frequency, factor = rotary_frequencies(cfg, lengths, positions.device)
     angles = positions[:, None, :, None].to(frequency.dtype) * frequency[:, None, None, :]
-    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+    cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+    if cfg.layout == "half":
+        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    return cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
 
 
 def rotate(
@@ -138,15 +145,12 @@ def rotate(
 ) -> Float[Tensor, "batch heads length width"]:
     """Turn each channel pair by its position's angle; channels beyond the rotary width pass through."""
     cos, sin = table
-    pairs = cos.shape[-1]
-    turned, rest = (
-        (x, None) if x.shape[-1] == 2 * pairs else x.split((2 * pairs, x.shape[-1] - 2 * pairs), -1)
-    )
+    width = cos.shape[-1]
+    passing = x.shape[-1] - width
+    turned, rest = x.split((width, passing), -1) if passing else (x, None)
     if layout == "half":
-        a, b = turned.split(pairs, -1)
-        out = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        partners = turned.roll(width // 2, -1)
     else:
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        out = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-    out = out.to(x.dtype)  # under autocast the table is wider than the heads
+        partners = turned.unflatten(-1, (width // 2, 2)).flip(-1).flatten(-2)
+    out = torch.addcmul(turned * cos, partners, sin).to(x.dtype)  # under autocast the table is wider
     return out if rest is None else torch.cat([out, rest], -1)
