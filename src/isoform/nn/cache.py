@@ -32,6 +32,8 @@ class LayerCache:
         slots: Int[Tensor, "batch length"],
     ) -> None:
         """Put new keys and values into their slots."""
+        if keys.dtype != self.keys.dtype:  # under autocast they come in half precision
+            keys, values = keys.to(self.keys.dtype), values.to(self.values.dtype)
         where = slots[:, None, :, None].expand_as(keys)
         self.keys.scatter_(2, where, keys)
         self.values.scatter_(2, where, values)
