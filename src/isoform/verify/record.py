@@ -101,6 +101,7 @@ class Recording:
         output: the node that made the result.
         reals: for each role ("target", "source") the name of the recorded input that holds ``[B, T]`` True =
             a real token.
+        trained: names of the parameters; the others are buffers.
         contents: for each role the name of the recorded input that holds the ids or vectors.
     """
 
@@ -113,6 +114,7 @@ class Recording:
     output: Ref
     reals: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     contents: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    trained: frozenset[str] = frozenset()
 
     def value(self, ref: Ref) -> Tensor:
         """The tensor a reference stands for."""
@@ -149,6 +151,7 @@ class Recording:
             "format": 1,
             "reals": self.reals,
             "contents": self.contents,
+            "trained": sorted(self.trained),
             "subject": self.subject,
             "ties": self.ties,
             "output": dataclasses.astuple(self.output),
@@ -206,6 +209,7 @@ class Recording:
             Ref(*flow["output"]),
             flow["reals"],
             flow["contents"],
+            frozenset(flow["trained"]),
         )
 
 
@@ -258,6 +262,7 @@ def _run(subject: Subject) -> Recording:
         output=recorder.ref(main_tensor(result)),
         reals=reals,
         contents=contents,
+        trained=frozenset(name for name, _ in subject.module.named_parameters()),
     )
 
 

@@ -77,6 +77,7 @@ class Case:
 
     def __init__(self, a: Model, b: Model, tolerance: float = 2e-6) -> None:
         self.a, self.b, self.tolerance = a, b, tolerance
+        self.constants = 1e-6  # how well constants agree that are the same
         self.raw: list[Raw] = []
         self.rows: dict[Key, Any] = {}
         self.checked: list[tuple[str, int, float]] = []

@@ -252,7 +252,10 @@ def turning(core: Core) -> Turning | None:
     if not pairs:
         return Turning(matrix.new_zeros(*matrix.shape[:1], matrix.shape[2], 0), False, [], width)
     i, j = torch.tensor(pairs).t()
-    angles = torch.atan2(matrix[..., j, i], matrix[..., i, i])  # [B, heads, T, pairs]
+    # Products, so that a gain on either side of the rotation does not count.  [B, heads, T, pairs]
+    sine = (matrix[..., j, i] * matrix[..., i, j]).abs().sqrt() * matrix[..., j, i].sign()
+    cosine = (matrix[..., i, i] * matrix[..., j, j]).abs().sqrt() * matrix[..., i, i].sign()
+    angles = torch.atan2(sine, cosine)
     by_head = bool((angles - angles[:, :1]).abs().max() > 1e-6)
     return (
         Turning(angles[:, 0], by_head, pairs, width)

@@ -440,7 +440,7 @@ def _affine(case: Case, place: object, wa: Wire, wb: Wire, a: Step, b: Step) -> 
         assert va is not None and vb is not None
         table = float((va * vb).sum() / va.square().sum())
     scale_b = b.scale * table if entry else b.scale
-    if not _equal_scales(a.scale, scale_b):
+    if not _equal_scales(a.scale, scale_b, case.constants):
         kind = "embedding-scale" if entry else "softcap"
         what = "token vectors" if entry else "this branch"
         evidence = {}
@@ -464,8 +464,8 @@ def _affine(case: Case, place: object, wa: Wire, wb: Wire, a: Step, b: Step) -> 
         explain_shift(case, place, shift_a, shift_b, role, wb.target)  # type: ignore[arg-type]
 
 
-def _equal_scales(a: float | Tensor, b: float | Tensor) -> bool:
+def _equal_scales(a: float | Tensor, b: float | Tensor, tolerance: float) -> bool:
     x, y = torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)
     if x.dim() != y.dim():
         x, y = torch.broadcast_tensors(x, y)
-    return gap(x, y) < 1e-6
+    return gap(x, y) < tolerance
