@@ -213,7 +213,7 @@ class Subject:
         for name, value in kwargs.items():
             if isinstance(value, Tokens):
                 found.append(Stream(name, "source" if name in _SOURCES else "target", name, "real"))
-            elif isinstance(value, Tensor) and (name in _MASKS or (not found and _is_content(value))):
+            elif isinstance(value, Tensor) and (name in _MASKS or self._reads(name, value, bool(found))):
                 mask, truth = _MASKS.get(name, (None, "real"))
                 if mask is None or mask not in self.parameters:
                     mask, truth = self._generic_mask(name)
@@ -234,7 +234,19 @@ class Subject:
             found = [dataclasses.replace(s, role="target" if s is targets[0] else "source") for s in found]
         return tuple(found)
 
+    def _reads(self, name: str, value: Tensor, more: bool) -> bool:
+        """Whether an argument of no known name holds content: the first that can, and further token ids."""
+        if not _is_content(value):
+            return False
+        word = name.lower()
+        other = any(part in word for part in ("mask", "type", "segment", "position", "label", "real", "pad"))
+        return not more or (not value.is_floating_point() and not other)
+
     def _generic_mask(self, name: str) -> tuple[str | None, MaskTruth]:
+        for mask in (f"{name}_{word}" for word in ("mask", "padding_mask", "key_padding_mask", "real")):
+            given = self.kwargs.get(mask)
+            if isinstance(given, Tensor) and given.shape == self.content_shape(name):
+                return mask, _truth(given, "padding" if "padding" in mask else "real")
         for mask, truth in _GENERIC_MASKS:
             given = self.kwargs.get(mask)
             if mask in self.parameters and (
@@ -368,6 +380,16 @@ def _batch_time(seen: Seen, batch: int, length: int) -> Seen | None:
     if value.dim() == 2 and value.shape[0] == batch * length and length > 1:
         return Seen(seen.path, value.view(batch, length, -1))
     return None
+
+
+def _truth(mask: Tensor, default: MaskTruth) -> MaskTruth:
+    """What True means in a mask: padding is never in the first column of all rows and in the last one too."""
+    edges = mask.bool()[:, [0, -1]]
+    if bool(edges.all(0).any()) and not bool((~edges).all(0).any()):
+        return "real"
+    if bool((~edges).all(0).any()) and not bool(edges.all(0).any()):
+        return "padding"
+    return default
 
 
 def _like(where: Tensor, content: Tensor) -> Tensor:

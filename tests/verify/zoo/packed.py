@@ -43,7 +43,9 @@ class Packed(nn.Module):
         if hasattr(stack, "embedding_norm"):
             norms.append(("first", stack.embedding_norm))
         for i, layer in enumerate(stack.layers):
-            kinds = [("self", layer.attention)] + ([("cross", layer.cross)] if hasattr(layer, "cross") else [])
+            kinds = [("self", layer.attention)] + (
+                [("cross", layer.cross)] if hasattr(layer, "cross") else []
+            )
             for kind, attention in kinds:
                 maps = (attention.q_proj, attention.k_proj, attention.v_proj)
                 put(f"{i}_{kind}_qkv", torch.cat([m.weight.t() for m in maps], 1))
@@ -98,7 +100,9 @@ class Packed(nn.Module):
         if x.dtype == torch.float64:
             phase = torch.polar(torch.ones_like(angle), angle)[:, :, None]
         if self.at(layer, "rope-axis"):
-            phase = torch.polar(torch.ones(x.shape[2], len(freq)), torch.arange(x.shape[2])[:, None] * freq.float())
+            phase = torch.polar(
+                torch.ones(x.shape[2], len(freq)), torch.arange(x.shape[2])[:, None] * freq.float()
+            )
         if self.at(layer, "rope-pairing"):
             z = torch.view_as_complex(head.unflatten(-1, (-1, 2)).contiguous())
             out = torch.view_as_real(z * phase).flatten(-2)
@@ -115,7 +119,9 @@ class Packed(nn.Module):
         if self.at(i, "bias-missing"):
             bias = None if bias is None else torch.cat([bias[: c.d], torch.zeros_like(bias[c.d :])])
         if kind == "self":
-            packed = x @ matrix if bias is None else torch.addmm(bias, x.reshape(b * t, -1), matrix).view(b, t, -1)
+            packed = (
+                x @ matrix if bias is None else torch.addmm(bias, x.reshape(b * t, -1), matrix).view(b, t, -1)
+            )
             if self.at(i, "qkv-packing"):
                 q, k, v = packed.view(b, t, c.heads, 3, width).unbind(3)
             else:
@@ -147,8 +153,12 @@ class Packed(nn.Module):
         plain = c.cap is None and c.position not in ("alibi", "relative") and not self.at(i, "kv-head-order")
         if plain and not self.at(i, "head-merge"):
             out = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                attn_mask=allowed, scale=scale, enable_gqa=k.shape[2] != c.heads,
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                attn_mask=allowed,
+                scale=scale,
+                enable_gqa=k.shape[2] != c.heads,
             )
             out = out.transpose(1, 2).reshape(b, t, c.d)
         else:
@@ -189,7 +199,9 @@ class Packed(nn.Module):
         y = x @ self.p[f"{side}_{i}_in"]
         if c.bias:
             y = y + self.p[f"{side}_{i}_in_b"]
-        f = ACTIVATIONS[str(self.fault.get("activation", c.activation)) if self.at(i, "activation") else c.activation]
+        f = ACTIVATIONS[
+            str(self.fault.get("activation", c.activation)) if self.at(i, "activation") else c.activation
+        ]
         if c.gated:
             gate, content = y.chunk(2, -1)
             y = f(content) * gate if self.at(i, "gate-order") else f(gate) * content

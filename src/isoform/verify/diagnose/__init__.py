@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from isoform.errors import ShapeError
 from isoform.verify.align import Model
-from isoform.verify.diagnose import attention, ending, feed_forward, stream, weights
+from isoform.verify.diagnose import attention, ending, feed_forward, precision, stream, weights
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.unary import gap
@@ -70,14 +70,16 @@ def examine(first: Recording, second: Recording) -> Diagnosis:
     case.constants = 1e-6 if rounding is None else 2 * torch.finfo(rounding).eps
     role = a.role(a.graph.output)
     difference = case.differ(ours, theirs, role)
+    precision.check(case)
     unit = 2.0**-23 if rounding is None else torch.finfo(rounding).eps / 2
     allowed = max(_allowance(m, role, unit) for m in (a, b))
     evidence: dict[str, Any] = {"relative_difference": difference, "explained_by_rounding": allowed}
-    if difference <= allowed:
+    if difference <= allowed and not case.raw:
         native = _native(first, second, a, b, role)
         verdict = "equivalent" if rounding is None and native <= 1e-3 else "noise"
         return Diagnosis(first.subject, second.subject, verdict, (), {**evidence, "as_run": native})
-    run(case)
+    if difference > allowed:
+        run(case)
     findings = case.findings()
     if not findings:
         place = case.place("whole model", a.graph.output, b.graph.output)

@@ -163,7 +163,7 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
         return
     queries = case.a.real(role)
     keys = case.a.real(case.a.role(a.site.key))
-    open_a, open_b = _allowed(base_a), _allowed(base_b)
+    open_a, open_b = allowed(base_a), allowed(base_b)
     explain_mask(case, place, a, b, open_a, open_b, queries, keys)
     both = open_a & open_b & queries[:, None, :, None]
     heads = _paired_heads(case, place, a, b)
@@ -174,7 +174,7 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     _explain_mix(case, place, a, b, role)
 
 
-def _allowed(base: Tensor) -> Tensor:
+def allowed(base: Tensor) -> Tensor:
     """Where a score can still win a share of the weight."""
     top = base.nan_to_num(neginf=-1e30).amax(-1, keepdim=True)
     return base > top - FORBIDDEN

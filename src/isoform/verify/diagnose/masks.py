@@ -48,6 +48,14 @@ def explain_mask(
         evidence |= {"reference_allows": int(open_a[seen].sum()), "candidate_allows": int(open_b[seen].sum())}
         case.add(kind, place, x, y, order, **evidence)
 
+    rolled = [k for k in range(1, len(open_a)) if torch.equal(open_a.roll(k, 0), open_b)]
+    if rolled:
+        add(
+            "cross-mask" if cross else "mask-polarity",
+            "masks by a row's own padding",
+            "masks by another row's",
+        )
+        return
     count = len(case.raw)
     if abs(one.padding - two.padding) > 1e-9 or abs(one.real - two.real) > 0.3 and one.padding != two.padding:
         kind = "cross-mask" if cross else "mask-polarity"
@@ -57,14 +65,6 @@ def explain_mask(
         if one.behind != two.behind and (one.ahead == two.ahead or min(one.behind, two.behind) > 0):
             add("sliding-window", _behind(one, length), _behind(two, length))
     if len(case.raw) == count:
-        rolled = [k for k in range(1, len(open_a)) if torch.equal(open_a.roll(k, 0), open_b)]
-        if rolled and len(open_a) > 1:
-            add(
-                "cross-mask" if cross else "mask-polarity",
-                "masks by a row's own padding",
-                "masks by another row's",
-            )
-            return
         strict = open_a & ~open_b & seen
         loose = ~open_a & open_b & seen
         first = (loose if loose.any() else strict).nonzero()[0].tolist()
@@ -86,7 +86,9 @@ def _ahead(add: Any, one: Pattern, two: Pattern, length: int) -> None:
     if one.ahead == two.ahead:
         return
     low, high = sorted((one.ahead, two.ahead))
-    kind = "causality"
+    if low > 0 and one.padding != two.padding:
+        return  # which keys are real is what differs
+    kind = "causality" if low <= 0 else "sliding-window"
     if 0 < high < length - 2 and low == 0 and high > 1:
         kind = "causal-alignment"
     add(kind, _ahead_words(one, length), _ahead_words(two, length))

@@ -53,10 +53,11 @@ def explain_scores(
     groups = _groups(case, a, b)
     if groups is not None:
         add("kv-head-order", *groups, heads="keys")
-        return
     if normed_a != normed_b:
         words = ("normalises queries and keys", "does not normalise them")
         add("qk-norm", words[not normed_a], words[not normed_b])
+    if groups is not None or normed_a != normed_b:
+        _beside(add, case, a, b)
         return
     ratio = _ratio(small_a, small_b, both)
     if ratio is not None:
@@ -78,6 +79,16 @@ def explain_scores(
         "computes them in another",
         relative_difference=gap(one, two),
     )
+
+
+def _beside(add: Any, case: Case, a: Core, b: Core) -> None:
+    """Scale and rotation, each model's by itself, where the scores cannot be compared any more."""
+    scale_a, scale_b = measured_scale(a), measured_scale(b)
+    if scale_a is not None and scale_b is not None and abs(scale_b / scale_a - 1) > 1e-5:
+        add("attention-scale", *_scales(a, b, scale_b / scale_a), ratio=scale_b / scale_a)
+    turn_a, turn_b = turning(a), turning(b)
+    if turn_a is not None and turn_b is not None:
+        explain_turns(add, case, a, b, turn_a, turn_b)
 
 
 def _scale_beside(add: Any, a: Core, b: Core, small_a: Tensor, small_b: Tensor, both: Tensor) -> None:
@@ -130,7 +141,7 @@ def _named(scale: float, core: Core) -> str:
 
 def measured_scale(core: Core) -> float | None:
     """Score per q·k where both stand at the same place, from the columns that each head reads."""
-    from isoform.verify.diagnose.attention import columns_of
+    from isoform.verify.diagnose.attention import allowed, columns_of
 
     q, k = columns_of(core, "q"), columns_of(core, "k")
     if q is None or k is None or core.inputs["q"].shape[1] != core.inputs["k"].shape[1]:
@@ -153,7 +164,7 @@ def measured_scale(core: Core) -> float | None:
     )
     if raw is None or raw.shape != got.shape:
         return None
-    fine = got.isfinite()
+    fine = got.isfinite() & allowed(base)[..., own, own]
     ratio = float((raw[fine] * got[fine]).sum() / raw[fine].square().sum())
     return ratio if ratio > 0 and gap(raw[fine] * ratio, got[fine]) < 1e-4 else None
 
