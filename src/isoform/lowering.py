@@ -72,6 +72,11 @@ class Lowered:
         """`mask` with the triangle of ``is_causal`` written out; None when everything is allowed."""
         return self._once("written_out", self._triangle) if self.is_causal else self.mask
 
+    @property
+    def by_pair(self) -> bool:
+        """Whether `mask` differs from query to query, so that written out it has T·S elements a row."""
+        return self.left is not None and any(not isinstance(r, _RealKeys) for r in self.left.rules())
+
     def block_mask(self, batch: int) -> BlockMask:
         """FlexAttention's form of the whole rule. No matrix of single places is kept."""
         return self._once("block_mask", lambda: self._blocks(batch))

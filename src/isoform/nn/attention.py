@@ -162,7 +162,7 @@ class Attention(nn.Module):
         if q.is_cuda and not (share or trained) and lowered.key.length * q.shape[2] >= FLEX_FROM:
             # FlexAttention's kernels want head widths that are powers of two, and no float64.
             fits = cfg.head_width >= 16 and cfg.head_width & (cfg.head_width - 1) == 0
-            if fits and q.dtype != torch.float64 and (cfg.softcap or bias or lowered.left):
+            if fits and q.dtype != torch.float64 and (cfg.softcap or bias or lowered.by_pair):
                 return "flex"
         # The fused entry point has no cap; a bias with a gradient, or dropout on a CPU, send it to a path
         # that stores the weights too, and more than is needed.

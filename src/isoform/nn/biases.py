@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from isoform import config
+from isoform.nn.reading import Pair
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -47,13 +48,17 @@ class AlibiBias:
             return bias.expand(-1, -1, self.query.shape[-1], -1)
         return -(slopes * (self.query[:, None, :, None] - self.key[:, None, None, :]).abs())
 
-    def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The bias of one pair."""
-        slope = self._slopes(torch.float32)[h]
-        key = self.key[b if self.key.shape[0] > 1 else b * 0, k]
-        if self.cfg.rounding != "none":
-            return self._rounded(slope, key, torch.float32)
-        return -(slope * (self.query[b if self.query.shape[0] > 1 else b * 0, q] - key).abs())
+    def by_pair(self, dtype: torch.dtype) -> Pair:
+        """The bias as a function of (batch, head, query, key) indices."""
+        slopes = self._slopes(dtype)
+
+        def bias(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            key = _pick(self.key, b, k)
+            if self.cfg.rounding != "none":
+                return self._rounded(slopes[h], key, dtype)
+            return -(slopes[h] * (_pick(self.query, b, q) - key).abs())
+
+        return bias
 
     def _slopes(self, dtype: torch.dtype) -> Float[Tensor, " h"]:
         if self.cfg.rounding != "none":
@@ -94,11 +99,19 @@ class BucketBias:
         buckets = relative_buckets(self.cfg, self.key[:, None, :] - self.query[:, :, None])
         return nn.functional.embedding(buckets, self.weight).permute(0, 3, 1, 2).to(dtype)
 
-    def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The bias of one pair."""
-        key = self.key[b if self.key.shape[0] > 1 else b * 0, k]
-        query = self.query[b if self.query.shape[0] > 1 else b * 0, q]
-        return self.weight[relative_buckets(self.cfg, key - query), h]
+    def by_pair(self, dtype: torch.dtype) -> Pair:
+        """The bias as a function of (batch, head, query, key) indices."""
+        weight = self.weight.to(dtype)
+
+        def bias(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            ahead = _pick(self.key, b, k) - _pick(self.query, b, q)
+            return weight[relative_buckets(self.cfg, ahead), h]
+
+        return bias
+
+
+def _pick(index: Int[Tensor, "rows length"], b: Tensor, t: Tensor) -> Tensor:
+    return index[b if index.shape[0] > 1 else b * 0, t]
 
 
 def relative_buckets(cfg: config.RelativeBuckets, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

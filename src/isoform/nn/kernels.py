@@ -52,12 +52,12 @@ def flex(q: Heads, k: Heads, v: Heads, reading: Reading, *, scale: float, softca
     attend = flex_attention
     if q.is_cuda and not torch.compiler.is_compiling():
         attend = _compiled()
-    bias = reading.bias
+    bias = None if reading.bias is None else reading.bias.by_pair(q.dtype)
 
     def change(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if softcap is not None:
             score = torch.tanh(score / softcap) * softcap
-        return score if bias is None else score + bias.at(b, h, i, j).to(score.dtype)
+        return score if bias is None else score + bias(b, h, i, j)
 
     return attend(
         q,

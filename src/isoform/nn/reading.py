@@ -12,6 +12,8 @@ from torch import Tensor
 
 from isoform.lowering import Lowered
 
+Pair = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
 
 class Bias(Protocol):
     """What positions add to the scores."""
@@ -25,8 +27,8 @@ class Bias(Protocol):
         """The bias of every (query, key) pair, ``[B | 1, h, T, S]``."""
         ...
 
-    def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """The bias of one pair, in FlexAttention's form."""
+    def by_pair(self, dtype: torch.dtype) -> Pair:
+        """The bias as a function of (batch, head, query, key) indices, in FlexAttention's form."""
         ...
 
 
