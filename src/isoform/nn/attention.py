@@ -170,7 +170,8 @@ class Attention(nn.Module):
         # that stores the weights too, and more than is needed.
         explicit = cfg.softcap is not None or trained or (share > 0.0 and q.device.type == "cpu")
         # The backward pass of the CPU's fused kernel is slow on short rows: at 8 to 64 positions writing the
-        # weights out took 0.37 to 0.95 of its time (heads 4 × 32, 4 × 48 and 8 × 64, two threads).
+        # weights out took 0.35 to 0.99 of its time with heads 4 × 32, 4 × 48 and 8 × 64 on two threads (1.2 at
+        # 8 × 64 and 64 positions).
         short = max(q.shape[2], lowered.key.length) <= EAGER_UP_TO
         explicit = explicit or (short and q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad)
         return "eager" if explicit else "sdpa"
