@@ -182,8 +182,8 @@ def test_a_gradient_that_is_not_finite_stops_and_is_named(tmp_path: Path) -> Non
 
     def poison(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
         calls[0] += 1
-        # The trial step is the first call; from the sixth update on something overflows.
-        return output * torch.inf if calls[0] > 6 else output
+        # Two calls are the trial's; from the sixth update on something overflows.
+        return output * torch.inf if calls[0] > 7 else output
 
     broken.register_forward_hook(poison)
     where = "toy.tsv, line {}".format
@@ -208,7 +208,7 @@ def test_a_backward_pass_that_is_not_finite_is_named(tmp_path: Path) -> None:
 
     def poison(gradient: torch.Tensor) -> torch.Tensor:
         calls[0] += 1
-        return gradient * torch.nan if calls[0] > 3 else gradient
+        return gradient * torch.nan if calls[0] > 4 else gradient
 
     weight.register_hook(poison)
     with pytest.raises(

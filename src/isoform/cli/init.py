@@ -39,4 +39,4 @@ def starter(kind: Kind) -> str:
     """The text of a starter."""
     from importlib.resources import files
 
-    return files("isoform.cli").joinpath("starters", f"{kind}.toml").read_text(encoding="utf-8")
+    return (files("isoform.cli") / "starters" / f"{kind}.toml").read_text(encoding="utf-8")
