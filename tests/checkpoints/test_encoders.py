@@ -132,3 +132,54 @@ def test_names_from_before(tmp_path: Path) -> None:
     save_file(old, path)
     with pytest.raises(ArtifactError, match="position_ids: not 0, 1, 2"):
         load(tmp_path)
+
+
+def bert(folder: Path, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return parity.imported(
+        parity.perturb(transformers.BertModel(transformers.BertConfig(**BERT), **options)), folder
+    )
+
+
+def test_without_its_pooler(tmp_path: Path) -> None:
+    case = bert(tmp_path / "in", add_pooling_layer=False)
+    assert case.bundle.config.head is None
+    tokens = parity.ragged(61, (9, 4), "right")
+    theirs = parity.their_inputs(tokens, positions=False)
+    parity.compare_outputs(case, tokens, theirs, name="last_hidden_state", gradients=False)
+
+
+def test_sentence_embedding(tmp_path: Path) -> None:
+    """A folder of sentence-transformers says how its states become one vector: here the mean, made unit."""
+    import json
+
+    from isoform.checkpoints import load
+
+    case = bert(tmp_path / "in")
+    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"},
+               {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+               {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}]  # fmt: skip
+    (tmp_path / "in" / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (tmp_path / "in" / "1_Pooling").mkdir()
+    settings = {
+        "word_embedding_dimension": 24,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_cls_token": False,
+    }
+    pooling = tmp_path / "in" / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps(settings), encoding="utf-8")
+    model = load(tmp_path / "in").model
+    for side in ("right", "left"):
+        tokens = parity.ragged(61, (9, 4, 1), side)
+        right = tokens.padded("right")
+        real = right.real_or_ones()
+        with torch.no_grad():
+            states = case.hf(right.ids, attention_mask=real.long()).last_hidden_state
+            expected = torch.stack([s[r].mean(0) for s, r in zip(states, real, strict=True)])
+            found = model(tokens).pooled
+        parity.close(found, torch.nn.functional.normalize(expected, dim=-1), side)
+    pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}), encoding="utf-8")
+    from isoform.errors import ArtifactError
+
+    with pytest.raises(ArtifactError, match="pooling pooling_mode_max_tokens is not supported"):
+        load(tmp_path / "in")

@@ -10,17 +10,8 @@ from torch import Tensor
 
 from isoform.checkpoints import operations as op
 from isoform.checkpoints.bundle import Bundle
-from isoform.checkpoints.mapping import (
-    Entry,
-    FamilyMapping,
-    Fused,
-    Layers,
-    Module,
-    Rule,
-    Same,
-    Target,
-    load_weights,
-)
+from isoform.checkpoints.entries import Entry, FamilyMapping, Fused, Layers, Module, Rule, Same, Target
+from isoform.checkpoints.mapping import load_weights
 from isoform.checkpoints.vocabularies import characters
 from isoform.checkpoints.weights import skeleton
 from isoform.config import ModelConfig, Sinusoidal, presets

@@ -44,7 +44,7 @@ class Names:
 
     def special(self, look_up: Callable[[str], int | None], defaults: Mapping[str, str]) -> SpecialIds:
         """The ids of the parts that exist. A pad that is also another part is none."""
-        ids: dict[str, int] = {}
+        ids: dict[str, Any] = {}
         for part in PARTS:
             name = self.name(part) or defaults.get(part)
             number = None if name is None else look_up(name)
@@ -133,10 +133,10 @@ def _byte_level(folder: Path, model_type: str, names: Names) -> Tokenizer:
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     inner.decoder = decoders.ByteLevel()
-    ends = ("<s>", "</s>", "<unk>", "<pad>") if around else ("<|endoftext|>",)
-    defaults = dict(zip(("bos", "eos", "unk", "pad") if around else ("eos",), ends, strict=True))
-    if not around:
-        defaults["bos"] = "<|endoftext|>"
+    end = "<|endoftext|>"
+    defaults: dict[str, str] = {"bos": end, "eos": end}
+    if around:
+        defaults = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
     listed = {names.name(part) or defaults.get(part) for part in PARTS}
     inner.add_special_tokens([n for n in sorted(filter(None, listed)) if inner.token_to_id(n) is not None])
     if around and inner.token_to_id("<mask>") is not None:
@@ -279,7 +279,7 @@ def _marian(folder: Path) -> Found:
 
 def _alphabets(table: Mapping[str, Any]) -> Found:
     """Spelling to sound: the alphabets are in the configuration, their first four places are special."""
-    ids = {part: int(table[f"{part}_token_id"]) for part in ("pad", "bos", "eos")}
+    ids: dict[str, Any] = {part: int(table[f"{part}_token_id"]) for part in ("pad", "bos", "eos")}
     special = SpecialIds(**ids, unk=3)
     names = {f"<{part}>": i for part, i in {**ids, "unk": 3}.items()}
     template = Template((ids["bos"],), (ids["eos"],))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,12 +21,13 @@ from isoform.checkpoints.relayout import with_layout
 from isoform.checkpoints.shards import SINGLE, open_folder
 from isoform.checkpoints.weights import skeleton
 from isoform.checkpoints.written_vocabularies import write_tokenizer
-from isoform.config import ModelConfig, difference
+from isoform.config import ModelConfig, PoolingHead, difference
 from isoform.config.files import write_text
 from isoform.config.protocol import Protocol
 from isoform.data.tokenizer import Template
 from isoform.errors import ArtifactError, CheckError, IsoformError, did_you_mean
 
+Pooling = Literal["mean", "first", "last"]
 _ALPHABETS = {"grapheme_chars", "phoneme_chars"}
 # Keys that the network does not have, and that go back where they came from.
 _CARRIED = {"max_position_embeddings", *_ALPHABETS}
@@ -53,7 +54,36 @@ def read_config(folder: Path) -> tuple[Family, HeadKind, ModelConfig, dict[str, 
         )
     family = families.FAMILIES[name]
     kind = _head(family, table, where)
-    return family, kind, family.read(Keys(table, where), kind), table
+    config = family.read(Keys(table, where), kind)
+    pooling = _sentence_pooling(folder)
+    if pooling is not None and config.structure == "encoder":
+        config = ModelConfig.model_validate({**config.model_dump(), "head": pooling.model_dump()})
+    return family, kind, config, table
+
+
+def _sentence_pooling(folder: Path) -> PoolingHead | None:
+    """How a folder of the sentence-transformers library makes one vector of a text; None for other folders.
+
+    Raises:
+        ArtifactError: a module or a pooling that is not understood.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    modules = json.loads(path.read_text(encoding="utf-8"))
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise ArtifactError(f"{path}: modules {', '.join(kinds)} are not supported")
+    settings = read_json(folder / str(modules[1]["path"]) / CONFIG)
+    chosen = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
+    known: dict[str, Pooling] = {
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_cls_token": "first",
+        "pooling_mode_lasttoken": "last",
+    }
+    if len(chosen) != 1 or chosen[0] not in known:
+        raise ArtifactError(f"{path}: pooling {', '.join(chosen) or 'none'} is not supported")
+    return PoolingHead(pooling=known[chosen[0]], pooler=None, normalise=len(kinds) == 3)
 
 
 def load(
@@ -76,8 +106,15 @@ def load(
     """
     family, _, config, table = read_config(folder)
     generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
-    model = skeleton(config)
     weights = open_folder(folder, unpickle=unpickle)
+    if isinstance(config.head, PoolingHead) and not any("pooler" in name for name in weights.names()):
+        # The class can be built without its pooler; then the states are all there is.
+        config = (
+            ModelConfig.model_validate({**config.model_dump(), "head": None})
+            if config.head.pooler
+            else config
+        )
+    model = skeleton(config)
     load_weights(model, family.mapping(config), weights, dtype=dtype, device=device)
     protocol = read_protocol(
         table, generation, encoder_decoder=config.structure == "encoder-decoder", bos=family.bos

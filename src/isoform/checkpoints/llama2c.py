@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from isoform.checkpoints.bundle import Bundle
+from isoform.checkpoints.entries import FamilyMapping, Layers, Module, Packed, Same
 from isoform.checkpoints.families.llama_like import QKV
-from isoform.checkpoints.mapping import FamilyMapping, Layers, Module, Packed, Same, load_weights
+from isoform.checkpoints.mapping import load_weights
 from isoform.checkpoints.vocabularies import read_llama2c
 from isoform.checkpoints.weights import skeleton
 from isoform.config import ModelConfig, presets

@@ -51,6 +51,13 @@ class ProbeReport:
     tokens: int
     texts: int
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ProbeReport:
+        """From what `dataclasses.asdict` made of one, through JSON."""
+        plain: dict[str, Any] = dict(data)
+        name, difference = plain.pop("worst_layer")
+        return cls(worst_layer=(name, difference), **plain)
+
     def lines(self) -> list[str]:
         """The figures in words."""
         name, difference = self.worst_layer

@@ -20,8 +20,7 @@ from isoform.config.presets.build import attention, two_layer
 from isoform.errors import ArtifactError
 from isoform.nn import Transformer
 
-Module = nn.Transformer | nn.TransformerEncoder | nn.TransformerDecoder
-_Layer = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+Module = nn.Transformer | nn.TransformerEncoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,7 @@ def from_torch(module: Module, *, vocab_size: int = 1) -> Transformer:
                 for mine, other in _pairs(ours, theirs, cross=len(sides) == 2 and name == "decoder"):
                     _copy(mine, other)
             if side.norm is not None:
-                _copy_norm(stack.final_norm, side.norm)
+                _copy_parameters(stack.final_norm, side.norm)
     return model.train(module.training)
 
 
@@ -91,11 +90,11 @@ def to_torch(model: Transformer) -> Module:
                 for mine, other in _pairs(ours, theirs, cross=cross):
                     _copy(other, mine)
             if side.norm is not None:
-                _copy_norm(side.norm, stack.final_norm)
+                _copy_parameters(side.norm, stack.final_norm)
     return module.train(model.training)
 
 
-def _sides(module: Module) -> dict[str, _Side]:
+def _sides(module: nn.Module) -> dict[str, _Side]:
     if isinstance(module, nn.Transformer):
         return {
             "encoder": _Side(list(module.encoder.layers), module.encoder.norm),
@@ -134,20 +133,20 @@ def _stack(side: _Side, visibility: Any) -> Stack:
     return Stack(n_layers=len(kinds), visibility=visibility, layer=kinds[0], final_norm=final)
 
 
-def _layer(layer: _Layer) -> Layer:
+def _layer(layer: Any) -> Layer:
     decoder = isinstance(layer, nn.TransformerDecoderLayer)
     reads = _attention(layer.self_attn)
-    norms = {_norm(layer.norm1), _norm(layer.norm2)}
+    norms = [_norm(layer.norm1), _norm(layer.norm2)]
     rates = {layer.dropout1.p, layer.dropout2.p}
     if decoder:
-        norms.add(_norm(layer.norm3))
+        norms.append(_norm(layer.norm3))
         rates.add(layer.dropout3.p)
-    if len(norms) > 1 or len(rates) > 1:
+    if any(norm != norms[0] for norm in norms) or len(rates) > 1:
         raise ArtifactError("the norms or dropouts of one layer differ from each other")
     return Layer(
         placement="pre" if layer.norm_first else "post",
         residual="sequential",
-        norm=norms.pop(),
+        norm=norms[0],
         attention=reads,
         cross_attention=_attention(layer.multihead_attn) if decoder else None,
         feed_forward=two_layer(
@@ -160,8 +159,8 @@ def _layer(layer: _Layer) -> Layer:
     )
 
 
-def _attention(module: nn.MultiheadAttention) -> Attention:
-    if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
+def _attention(module: Any) -> Attention:
+    if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
         raise ArtifactError(
             "MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn is not supported"
         )
@@ -170,10 +169,11 @@ def _attention(module: nn.MultiheadAttention) -> Attention:
     )
 
 
-def _norm(module: nn.Module) -> Norm:
+def _norm(module: Any) -> Norm:
     if not isinstance(module, nn.LayerNorm):
         raise ArtifactError(f"norm {type(module).__name__} is not supported; expected LayerNorm")
-    return Norm(kind="layer", eps=module.eps, gain=module.weight is not None, bias=module.bias is not None)
+    parts: Any = module
+    return Norm(kind="layer", eps=parts.eps, gain=parts.weight is not None, bias=parts.bias is not None)
 
 
 def _activation(function: Any) -> ActivationName:
@@ -265,24 +265,21 @@ def _pairs(ours: Any, theirs: Any, *, cross: bool) -> list[tuple[Any, Any]]:
 
 def _copy(target: Any, source: Any) -> None:
     """Copy one part, in either direction."""
-    attention, other = (source, target) if isinstance(source, nn.MultiheadAttention) else (target, source)
-    if isinstance(attention, nn.MultiheadAttention):
-        _copy_attention(attention, other, to_ours=attention is source)
-    elif isinstance(target, nn.Linear):
-        target.weight.copy_(source.weight)
-        if target.bias is not None:
-            target.bias.copy_(source.bias)
+    if isinstance(source, nn.MultiheadAttention):
+        _copy_attention(source, target, to_ours=True)
+    elif isinstance(target, nn.MultiheadAttention):
+        _copy_attention(target, source, to_ours=False)
     else:
-        _copy_norm(target, source)
+        _copy_parameters(target, source)
 
 
-def _copy_norm(target: Any, source: Any) -> None:
+def _copy_parameters(target: Any, source: Any) -> None:
     for name in ("weight", "bias"):
         if getattr(target, name, None) is not None:
             getattr(target, name).copy_(getattr(source, name))
 
 
-def _copy_attention(theirs: nn.MultiheadAttention, ours: Any, *, to_ours: bool) -> None:
+def _copy_attention(theirs: Any, ours: Any, *, to_ours: bool) -> None:
     packed = [ours.query, ours.key_value] if ours.cross else [ours.qkv]
     for name in ("weight", "bias"):
         parts = [getattr(module, name) for module in packed]

@@ -40,7 +40,7 @@ def command(
 
     export(load(source), output, to=to, family=family)
     found = read_json(output / CHECK)
-    report = ProbeReport(**{**found, "worst_layer": tuple(found["worst_layer"])})
+    report = ProbeReport.from_dict(found)
     if json:
         common.emit({"folder": output, "format": to, "check": report})
         return

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isoform.checkpoints.entries import Entry, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
 from isoform.checkpoints.families.family import Family, HeadKind, labels
 from isoform.checkpoints.keys import NAMES, Keys
-from isoform.checkpoints.mapping import Entry, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
 from isoform.config import (
     ActivationName,
     Embedding,
@@ -154,76 +154,6 @@ def _reader(family: Kind) -> Callable[[Keys, HeadKind], ModelConfig]:
     return read
 
 
-def read_albert(keys: Keys, kind: HeadKind) -> ModelConfig:
-    """ALBERT: groups of layers that share their parameters."""
-    d = keys.integer("hidden_size", 4096)
-    act = keys.activation("hidden_act", "gelu_new")
-    norm = layer_norm(keys.real("layer_norm_eps", 1e-12))
-    drop = keys.real("hidden_dropout_prob", 0.0)
-    keys.must("position_embedding_type", "absolute", None)
-    keys.must("inner_group_num", 1)
-    keys.skip("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type")
-    keys.skip("num_memory_blocks", "tie_word_embeddings", "embedding_size")
-    width = keys.integer("embedding_size", 128)
-    table = Embedding(
-        vocabulary="shared",
-        vocab_size=keys.integer("vocab_size", 30_000),
-        width=width,
-        projection=Projection(place="after_norm", bias=True),
-        positions=Learned(max_positions=keys.integer("max_position_embeddings", 512), offset=0),
-        n_token_types=keys.integer("type_vocab_size", 2),
-        norm=norm,
-        dropout=drop,
-    )
-    layer = post_norm(
-        d, keys.integer("num_attention_heads", 64), keys.integer("intermediate_size", 16_384), act, norm,
-        drop, keys.real("attention_probs_dropout_prob", 0.0),
-    ).replace(residual_dropout_on="attention")  # fmt: skip
-    n, groups = keys.integer("num_hidden_layers", 12), keys.integer("num_hidden_groups", 1)
-    of = [int(i / (n / groups)) for i in range(n)]
-    head = make_head(keys, kind, ALBERT, act, norm, drop)
-    keys.done()
-    sharing = tuple(of.index(group) for group in of)
-    return make_encoder(d=d, table=table, n=n, layer=layer, head=head, sharing=sharing)
-
-
-def read_distilbert(keys: Keys, kind: HeadKind) -> ModelConfig:
-    """DistilBERT."""
-    d = keys.integer("dim", 768)
-    act = keys.activation("activation", "gelu")
-    norm = layer_norm(1e-12)
-    drop = keys.real("dropout", 0.1)
-    keys.skip(
-        "sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_", "tie_word_embeddings"
-    )
-    table = Embedding(
-        vocabulary="shared",
-        vocab_size=keys.integer("vocab_size"),
-        width=d,
-        positions=Learned(max_positions=keys.integer("max_position_embeddings", 512), offset=0),
-        norm=norm,
-        dropout=drop,
-    )
-    layer = post_norm(
-        d, keys.integer("n_heads", 12), keys.integer("hidden_dim", 3072), act, norm, drop,
-        keys.real("attention_dropout", 0.1),
-    ).replace(residual_dropout_on="feed_forward")  # fmt: skip
-    head: Head | None = None
-    if kind == "tokens":
-        dense = Transform(activation=act, bias=True, norm=norm)
-        head = TokenHead(tied=keys.flag("tie_word_embeddings", True), bias=True, transform=dense)
-    elif kind == "sequence":
-        head = SequenceHead(
-            n_labels=keys.n_labels(), pooling="first", pooler=Pooler(activation="relu", bias=True), bias=True,
-            dropout=keys.real("seq_classif_dropout", 0.2),
-        )  # fmt: skip
-    elif kind == "tagging":
-        head = TaggingHead(n_labels=keys.n_labels(), bias=True, dropout=drop)
-    n = keys.integer("n_layers", 6)
-    keys.done()
-    return make_encoder(d=d, table=table, n=n, layer=layer, head=head)
-
-
 # --- writing ----------------------------------------------------------------------------------------------
 
 
@@ -261,45 +191,10 @@ def write_electra(cfg: ModelConfig) -> dict[str, Any]:
     return {**write_encoder(cfg), "embedding_size": cfg.embedding.width}
 
 
-def write_albert(cfg: ModelConfig) -> dict[str, Any]:
-    """ALBERT."""
-    assert cfg.encoder is not None
-    result = write_electra(cfg)
-    rate = result.pop("classifier_dropout", None)
-    if rate is not None:
-        result["classifier_dropout_prob"] = rate
-    owners = {cfg.encoder.owner(i) for i in range(cfg.encoder.n_layers)}
-    return {**result, "num_hidden_groups": len(owners)}
-
-
-def write_distilbert(cfg: ModelConfig) -> dict[str, Any]:
-    """DistilBERT."""
-    assert cfg.encoder is not None
-    layer, positions, network = cfg.encoder.layer, cfg.embedding.positions, cfg.encoder.layer.feed_forward
-    assert isinstance(positions, Learned)
-    assert isinstance(network, TwoLayer)
-    result: dict[str, Any] = {
-        "vocab_size": cfg.embedding.vocab_size,
-        "dim": cfg.d_model,
-        "n_layers": cfg.encoder.n_layers,
-        "n_heads": layer.attention.n_heads,
-        "hidden_dim": network.width,
-        "activation": NAMES[network.activation],
-        "dropout": layer.residual_dropout,
-        "attention_dropout": layer.attention.dropout,
-        "max_position_embeddings": positions.max_positions,
-        "tie_word_embeddings": not isinstance(cfg.head, TokenHead) or cfg.head.tied,
-        **labels(cfg.head),
-    }
-    if isinstance(cfg.head, SequenceHead):
-        result["seq_classif_dropout"] = cfg.head.dropout
-    return result
-
-
 # --- tensors ----------------------------------------------------------------------------------------------
 
 
-def _tables(base: str) -> tuple[Entry, ...]:
+def tables(base: str) -> tuple[Entry, ...]:
     return (
         Module("embedding", f"{base}embeddings.word_embeddings"),
         Module("embedding.positions", f"{base}embeddings.position_embeddings"),
@@ -313,19 +208,20 @@ def _counted(stored: Tensor) -> str | None:
     return None if torch.equal(stored.reshape(-1).long(), counted) else "not 0, 1, 2 …"
 
 
-def _buffers(base: str) -> tuple[Ignored, ...]:
+def buffers(base: str) -> tuple[Ignored, ...]:
     return (
         Ignored(f"{base}embeddings.position_ids", "0, 1, 2 …", _counted),
         Ignored(f"{base}embeddings.token_type_ids", "zeros"),
     )
 
 
-def _others(cfg: ModelConfig, groups: dict[str, tuple[str, ...]], base: str) -> tuple[Ignored, ...]:
+def others_of(cfg: ModelConfig, groups: dict[str, tuple[str, ...]], base: str) -> tuple[Ignored, ...]:
     """Tensors of heads that the class read here does not have, as published checkpoints often hold them."""
     kind = {TokenHead: "tokens", SequenceHead: "sequence", TaggingHead: "tagging", PoolingHead: "pooled"}
     mine = "states" if cfg.head is None else kind[type(cfg.head)]
     unused = [pattern for head, patterns in groups.items() if head != mine for pattern in patterns]
-    keeps_pooler = mine == "pooled" or (mine == "sequence" and base in ("bert.", "albert."))
+    pooler = isinstance(cfg.head, PoolingHead) and cfg.head.pooler is not None
+    keeps_pooler = pooler or (mine == "sequence" and base in ("bert.", "albert."))
     if not keeps_pooler:
         unused.append(f"{base}pooler.*")
     return tuple(Ignored(pattern, "of another head") for pattern in unused)
@@ -344,7 +240,7 @@ BERT_LAYER = (
 )
 
 
-def _vocabulary_head(dense: str, norm: str, decoder: str, bias: str) -> tuple[Entry, ...]:
+def vocabulary_head(dense: str, norm: str, decoder: str, bias: str) -> tuple[Entry, ...]:
     return (
         Module("head.transform.dense", dense),
         Module("head.transform.norm", norm),
@@ -353,7 +249,7 @@ def _vocabulary_head(dense: str, norm: str, decoder: str, bias: str) -> tuple[En
     )
 
 
-def _ties(cfg: ModelConfig, base: str, decoder: str, bias: str | None = None) -> tuple[Tied, ...]:
+def ties_of(cfg: ModelConfig, base: str, decoder: str, bias: str | None = None) -> tuple[Tied, ...]:
     result: list[Tied] = []
     if isinstance(cfg.head, TokenHead):
         if cfg.head.tied:
@@ -368,19 +264,19 @@ def map_bert(cfg: ModelConfig) -> FamilyMapping:
     head = "cls.predictions."
     return FamilyMapping(
         entries=(
-            *_tables("bert."),
+            *tables("bert."),
             Layers("encoder", "bert.encoder.layer.{}.", BERT_LAYER),
-            *_vocabulary_head(
+            *vocabulary_head(
                 f"{head}transform.dense", f"{head}transform.LayerNorm", f"{head}decoder", f"{head}bias"
             ),
             Module("head.pooler.dense", "bert.pooler.dense"),
             Module("head.labels", "classifier"),
         ),
-        ties=_ties(cfg, "bert.", f"{head}decoder", f"{head}bias"),
+        ties=ties_of(cfg, "bert.", f"{head}decoder", f"{head}bias"),
         ignored=(
-            *_buffers("bert."),
+            *buffers("bert."),
             Ignored("cls.seq_relationship.*", "the next-sentence head"),
-            *_others(cfg, {"tokens": ("cls.predictions.*",)}, "bert."),
+            *others_of(cfg, {"tokens": ("cls.predictions.*",)}, "bert."),
         ),
         base="bert.",
         heads=("cls.", "classifier."),
@@ -392,14 +288,14 @@ def map_roberta(cfg: ModelConfig) -> FamilyMapping:
     own = isinstance(cfg.head, SequenceHead)
     return FamilyMapping(
         entries=(
-            *_tables("roberta."),
+            *tables("roberta."),
             Layers("encoder", "roberta.encoder.layer.{}.", BERT_LAYER),
-            *_vocabulary_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+            *vocabulary_head("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
             Module("head.pooler.dense", "classifier.dense" if own else "roberta.pooler.dense"),
             Module("head.labels", "classifier.out_proj" if own else "classifier"),
         ),
-        ties=_ties(cfg, "roberta.", "lm_head.decoder", "lm_head.bias"),
-        ignored=(*_buffers("roberta."), *_others(cfg, {"tokens": ("lm_head.*",)}, "roberta.")),
+        ties=ties_of(cfg, "roberta.", "lm_head.decoder", "lm_head.bias"),
+        ignored=(*buffers("roberta."), *others_of(cfg, {"tokens": ("lm_head.*",)}, "roberta.")),
         base="roberta.",
         heads=("lm_head.", "classifier."),
     )
@@ -417,10 +313,10 @@ def map_electra(cfg: ModelConfig) -> FamilyMapping:
     }
     return FamilyMapping(
         entries=(
-            *_tables("electra."),
+            *tables("electra."),
             Module("embedding.projection", "electra.embeddings_project"),
             Layers("encoder", "electra.encoder.layer.{}.", BERT_LAYER),
-            *_vocabulary_head(
+            *vocabulary_head(
                 "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head",
                 "generator_lm_head.bias",
             ),
@@ -428,85 +324,14 @@ def map_electra(cfg: ModelConfig) -> FamilyMapping:
             Module("head.pooler.dense", "classifier.dense"),
             Module("head.labels", labelled),
         ),
-        ties=_ties(cfg, "electra.", "generator_lm_head"),
-        ignored=(*_buffers("electra."), *_others(cfg, others, "electra.")),
+        ties=ties_of(cfg, "electra.", "generator_lm_head"),
+        ignored=(*buffers("electra."), *others_of(cfg, others, "electra.")),
         base="electra.",
         heads=("generator_", "discriminator_", "classifier."),
     )  # fmt: skip
 
 
-def map_albert(cfg: ModelConfig) -> FamilyMapping:
-    """ALBERT; a layer here is the group that owns its parameters there."""
-    stack = cfg.encoder
-    assert stack is not None
-    owners = sorted({stack.owner(i) for i in range(stack.n_layers)})
-    layer = (
-        Packed(
-            "attention.body.qkv",
-            (("query", "attention.query"), ("key", "attention.key"), ("value", "attention.value")),
-        ),
-        Module("attention.body.output", "attention.dense"),
-        Module("attention.after_sum", "attention.LayerNorm"),
-        Module("feed_forward.body.up", "ffn"),
-        Module("feed_forward.body.down", "ffn_output"),
-        Module("feed_forward.after_sum", "full_layer_layer_norm"),
-    )
-    return FamilyMapping(
-        entries=(
-            *_tables("albert."),
-            Module("embedding.projection", "albert.encoder.embedding_hidden_mapping_in"),
-            Layers("encoder", "albert.encoder.albert_layer_groups.{}.albert_layers.0.", layer, owners.index),
-            *_vocabulary_head(
-                "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
-            ),
-            Module("head.pooler.dense", "albert.pooler"),
-            Module("head.labels", "classifier"),
-        ),
-        ties=_ties(cfg, "albert.", "predictions.decoder", "predictions.bias"),
-        ignored=(
-            *_buffers("albert."),
-            Ignored("sop_classifier.*", "the sentence-order head"),
-            *_others(cfg, {"tokens": ("predictions.*",)}, "albert."),
-        ),
-        base="albert.",
-        heads=("predictions.", "classifier.", "sop_classifier."),
-    )
-
-
-def map_distilbert(cfg: ModelConfig) -> FamilyMapping:
-    """DistilBERT."""
-    layer = (
-        Packed(
-            "attention.body.qkv",
-            (("query", "attention.q_lin"), ("key", "attention.k_lin"), ("value", "attention.v_lin")),
-        ),
-        Module("attention.body.output", "attention.out_lin"),
-        Module("attention.after_sum", "sa_layer_norm"),
-        Module("feed_forward.body.up", "ffn.lin1"),
-        Module("feed_forward.body.down", "ffn.lin2"),
-        Module("feed_forward.after_sum", "output_layer_norm"),
-    )
-    return FamilyMapping(
-        entries=(
-            *_tables("distilbert."),
-            Layers("encoder", "distilbert.transformer.layer.{}.", layer),
-            *_vocabulary_head(
-                "vocab_transform", "vocab_layer_norm", "vocab_projector", "vocab_projector.bias"
-            ),
-            Module("head.pooler.dense", "pre_classifier"),
-            Module("head.labels", "classifier"),
-        ),
-        ties=_ties(cfg, "distilbert.", "vocab_projector"),
-        ignored=(
-            *_buffers("distilbert."),
-            *_others(cfg, {"tokens": ("vocab_*",)}, "distilbert."),
-        ),
-        base="distilbert.",
-        heads=("vocab_", "pre_classifier.", "classifier."),
-    )
-
-
-def _classes(name: str, model: HeadKind) -> dict[str, HeadKind]:
+def encoder_classes(name: str, model: HeadKind) -> dict[str, HeadKind]:
     return {
         f"{name}ForMaskedLM": "tokens",
         f"{name}Model": model,
@@ -515,14 +340,15 @@ def _classes(name: str, model: HeadKind) -> dict[str, HeadKind]:
     }
 
 
-BERT_CLASSES: dict[str, HeadKind] = {**_classes("Bert", "pooled"), "BertForPreTraining": "tokens"}
-ALBERT_CLASSES: dict[str, HeadKind] = {**_classes("Albert", "pooled"), "AlbertForPreTraining": "tokens"}
-ELECTRA_CLASSES: dict[str, HeadKind] = {**_classes("Electra", "states"), "ElectraForPreTraining": "replaced"}
+BERT_CLASSES: dict[str, HeadKind] = {**encoder_classes("Bert", "pooled"), "BertForPreTraining": "tokens"}
+ELECTRA_CLASSES: dict[str, HeadKind] = {
+    **encoder_classes("Electra", "states"),
+    "ElectraForPreTraining": "replaced",
+}
+XLM_CLASSES = encoder_classes("XLMRoberta", "pooled")
 FAMILIES = (
     Family("bert", BERT_CLASSES, _reader(BERT), write_encoder, map_bert),
-    Family("roberta", _classes("Roberta", "pooled"), _reader(ROBERTA), write_encoder, map_roberta),
-    Family("xlm-roberta", _classes("XLMRoberta", "pooled"), _reader(ROBERTA), write_encoder, map_roberta),
-    Family("distilbert", _classes("DistilBert", "states"), read_distilbert, write_distilbert, map_distilbert),
-    Family("albert", ALBERT_CLASSES, read_albert, write_albert, map_albert),
+    Family("roberta", encoder_classes("Roberta", "pooled"), _reader(ROBERTA), write_encoder, map_roberta),
+    Family("xlm-roberta", XLM_CLASSES, _reader(ROBERTA), write_encoder, map_roberta),
     Family("electra", ELECTRA_CLASSES, _reader(ELECTRA), write_electra, map_electra),
 )

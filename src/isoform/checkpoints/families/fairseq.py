@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from isoform.checkpoints import operations as op
+from isoform.checkpoints.entries import Computed, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
 from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.families.llama_like import QKV
 from isoform.checkpoints.keys import NAMES, Keys
-from isoform.checkpoints.mapping import Computed, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
 from isoform.config import (
     Embedding,
     Layer,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from isoform.checkpoints import operations as op
+from isoform.checkpoints.entries import FamilyMapping, Fused, Ignored, Layers, Module
 from isoform.checkpoints.families.decoders import causal, is_tied, other_head, sublayers, tied_head
 from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, labels
 from isoform.checkpoints.families.llama_like import classes
 from isoform.checkpoints.families.rotary import read_rotary, write_rotary
 from isoform.checkpoints.keys import NAMES, Keys
-from isoform.checkpoints.mapping import FamilyMapping, Fused, Ignored, Layers, Module
 from isoform.config import Alibi, Layer, ModelConfig, Rotary, TwoLayer
 from isoform.config.presets.build import attention, embedding, layer_norm, two_layer
 from isoform.errors import ArtifactError

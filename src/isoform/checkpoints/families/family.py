@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from isoform.checkpoints.entries import FamilyMapping
 from isoform.checkpoints.keys import Keys
-from isoform.checkpoints.mapping import FamilyMapping
 from isoform.config import Head, ModelConfig, SequenceHead, TaggingHead, TokenHead
 from isoform.errors import ArtifactError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Literal
 
+from isoform.checkpoints.entries import FamilyMapping
 from isoform.checkpoints.families.family import Family, HeadKind, single
 from isoform.checkpoints.families.llama_like import (
     Defaults,
@@ -21,7 +22,6 @@ from isoform.checkpoints.families.llama_like import (
 )
 from isoform.checkpoints.families.rotary import make_rotary, write_scaling
 from isoform.checkpoints.keys import NAMES, Keys
-from isoform.checkpoints.mapping import FamilyMapping
 from isoform.config import Attention, Gated, ModelConfig, QKNorm, Rotary, TokenHead
 
 SANDWICH = (

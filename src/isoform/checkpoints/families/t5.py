@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from isoform.checkpoints.entries import Entry, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
 from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.families.llama_like import rms
 from isoform.checkpoints.keys import ACTIVATIONS, NAMES, Keys
-from isoform.checkpoints.mapping import Entry, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
 from isoform.config import (
     FeedForward,
     Gated,
