@@ -138,6 +138,23 @@ def test_beams_change_places_and_rows_leave(network, configuration, prompts, mon
     assert found.finished.count(True) == calls["select"] == 1
 
 
+def test_the_source_is_read_once_and_finished_rows_are_not(network, configuration, prompts):
+    """Rows that reach the output matrix at each step, and runs of the encoder (R20, Algorithm 6.2)."""
+    model = network(configuration(structure="encoder-decoder"))
+    tokens, source = prompts("encoder-decoder")
+    eos = generate(model, tokens, source=source, max_new_tokens=NEW).ids[1][3]
+    rows, runs = [], []
+    model.head.register_forward_hook(lambda module, given, out: rows.append(given[0].shape[0]))
+    model.encoder.register_forward_hook(lambda *_: runs.append(1))
+    lengths = generate(model, tokens, source=source, max_new_tokens=NEW, eos_id=eos)
+    steps = [len(ids) + done for ids, done in zip(lengths.ids, lengths.finished, strict=True)]
+    assert len(runs) == 1
+    assert rows == [sum(step <= s for s in steps) for step in range(1, max(steps) + 1)]
+    rows.clear()
+    generate(model, tokens, source=source, max_new_tokens=NEW, search=Beam(4))
+    assert rows[:2] == [3, 12]  # the beams of a sample share its prompt
+
+
 def test_the_cache_grows_in_blocks_without_changing_anything(network, configuration, prompts, monkeypatch):
     monkeypatch.setattr("isoform.generation.forward.BLOCK", 4)
     model = network(configuration("alibi", window=3))

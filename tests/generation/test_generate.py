@@ -316,6 +316,11 @@ def test_networks_that_cannot(network, configuration, prompts):
         generate(network(causal.model_copy(update={"decoder": stack})), prompts()[0], max_new_tokens=2)
 
 
+def test_another_library_s_module(prompts):
+    with pytest.raises(ConfigError, match=r"a Linear is neither .* wrap it in isoform\.generation\.Function"):
+        generate(torch.nn.Linear(2, 2), prompts()[0], max_new_tokens=2)
+
+
 def test_nan_is_named():
     forward = Function(lambda tokens, source: torch.full((tokens.batch, 4), float("nan")))
     for search in (Greedy(), Beam(2)):

@@ -177,11 +177,14 @@ class Beams:
         return self._open & better
 
     def _keep(self, step: Step) -> None:
-        """Enter complete candidates among the best. Only the first ``width`` candidates may be."""
+        """Enter complete candidates among the best; only the first ``width`` candidates may be.
+
+        What comes in after a sample was closed does not matter: its outputs were taken then.
+        """
         width = self._beam.width
-        allowed = step.complete[:, :width] & self._open[:, None]
         total = step.total[:, :width]
-        score = (total / self._beam.penalty(self._step)).masked_fill(~allowed, -torch.inf)
+        score = total / self._beam.penalty(self._step)
+        score = score.masked_fill(~step.complete[:, :width], -torch.inf)
         trail = None if step.trail is None else step.trail[:, :width]
         length = torch.full_like(step.on, self._step)
         new = Complete(step.ids[:, :width], trail, score, total, length, step.ended[:, :width])

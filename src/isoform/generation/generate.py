@@ -121,6 +121,11 @@ def generate(
     if isinstance(model, Transformer):
         _check_network(model, tokens, source, max_new_tokens)
         forward: Forward = Cached(model, compiled=compiled) if cached else Uncached(model)
+    elif isinstance(model, nn.Module) and not hasattr(model, "begin"):
+        raise ConfigError(
+            f"a {type(model).__name__} is neither an Isoform network nor a Forward: wrap it in "
+            "isoform.generation.Function"
+        )
     else:
         forward = model
     end = EndOfSequence(eos_ids)
