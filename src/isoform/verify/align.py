@@ -18,9 +18,11 @@ Key = tuple[Hashable, ...]
 class Model:
     """One recorded model with its parts, each under a key that does not depend on how it is written."""
 
-    def __init__(self, recording: Recording, rounding: torch.dtype | None = None) -> None:
+    def __init__(
+        self, recording: Recording, rounding: torch.dtype | None = None, *, native: bool = False
+    ) -> None:
         self.recording = recording
-        self.graph = Graph(recording, rounding)
+        self.graph = Graph(recording, rounding, native=native)
         self.structure = Structure(self.graph)
         self.sources = self._sources()
         self.states = {self.state_key(n): n for n in [*self.structure.entries, *self.structure.states]}

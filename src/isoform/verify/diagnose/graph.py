@@ -48,12 +48,16 @@ class Graph:
         static: whether it depends on parameters and constants alone.
         batch: rows of the batch.
         lengths: positions by role.
+        native: values are those of the pass itself, in its own precision.
         rounding: a dtype that parameters are rounded to first, as the other model's are.
         real: ``[B, T]`` by role.
     """
 
-    def __init__(self, recording: Recording, rounding: torch.dtype | None = None) -> None:
+    def __init__(
+        self, recording: Recording, rounding: torch.dtype | None = None, *, native: bool = False
+    ) -> None:
         self.recording = recording
+        self.native = native
         self.rounding = rounding
         self.nodes = recording.nodes
         self.real = {role: recording.inputs[name].bool() for role, name in recording.reals.items()}
@@ -67,7 +71,9 @@ class Graph:
         self.useful = self._ancestors([self.output])
         self.values: list[Tensor] = []
         self._constants: dict[Ref, Tensor] = {}
-        for node in self.nodes:
+        if native:
+            self.values = [node.value for node in self.nodes]
+        for node in () if native else self.nodes:
             useful = node.number in self.useful
             self.values.append(self._run(node, {}) if useful else node.value)
         self.entries: list[int] = []
@@ -94,7 +100,7 @@ class Graph:
             value = self.recording.value(ref)
             if self.rounding is not None and ref.kind == "parameter" and value.is_floating_point():
                 value = value.to(self.rounding)
-            self._constants[ref] = wide(value)
+            self._constants[ref] = value if self.native else wide(value)
         return self._constants[ref]
 
     def evaluate(
@@ -297,7 +303,7 @@ class Graph:
                 return self.value(value)
             if isinstance(value, list):
                 return [live(item) for item in value]
-            if isinstance(value, torch.dtype) and value.is_floating_point:
+            if isinstance(value, torch.dtype) and value.is_floating_point and not self.native:
                 return torch.float64
             return value
 
@@ -305,16 +311,14 @@ class Graph:
         kwargs = {k: live(v) for k, v in node.kwargs.items() if k != "output"}
         if node.inplace and args:
             args[0] = args[0].clone()
-        if node.op == "_softmax":
+        if node.op == "_softmax" and not self.native:
             args[2] = False
-        if node.op == "_to_copy" and not kwargs.get("dtype", torch.float64).is_floating_point:
-            pass
-        elif node.op == "scalar_tensor" and "dtype" not in kwargs:
-            kwargs["dtype"] = torch.float64
+        if node.op == "scalar_tensor" and not self.native:
+            kwargs.setdefault("dtype", torch.float64)
         out = node.call(*args, **kwargs)
         if isinstance(out, tuple | list):
             out = [o for o in out if isinstance(o, Tensor)][node.kwargs.get("output", 0)]
-        return wide(out)
+        return out if self.native else wide(out)
 
 
 def wide(value: Tensor) -> Tensor:
