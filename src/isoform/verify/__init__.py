@@ -1,5 +1,35 @@
 """Is it the same function, where do two part, why, and does one alone keep its promises?"""
 
+from isoform.verify.assertions import (
+    assert_batch_independent,
+    assert_cache_exact,
+    assert_causal,
+    assert_equivalent,
+    assert_padding_isolated,
+)
 from isoform.verify.audit import AuditReport, Check, audit
+from isoform.verify.compare import Comparison, Row, compare
+from isoform.verify.diagnose import Diagnosis, Finding, Place, diagnose
+from isoform.verify.inputs import example_inputs
+from isoform.verify.record import Recording, record
 
-__all__ = ["AuditReport", "Check", "audit"]
+__all__ = [
+    "AuditReport",
+    "Check",
+    "Comparison",
+    "Diagnosis",
+    "Finding",
+    "Place",
+    "Recording",
+    "Row",
+    "assert_batch_independent",
+    "assert_cache_exact",
+    "assert_causal",
+    "assert_equivalent",
+    "assert_padding_isolated",
+    "audit",
+    "compare",
+    "diagnose",
+    "example_inputs",
+    "record",
+]
