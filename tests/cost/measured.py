@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from isoform.config import ModelConfig, TokenHead
-from isoform.cost.counters import measure_memory
+from isoform.cost.counters import MemoryUse, measure_memory
 from isoform.cost.workload import Workload
-from isoform.nn import Output, Transformer, build
+from isoform.nn import Cache, Output, Transformer, build
 from isoform.tokens import Tokens
+from isoform.training.loss import Work, batch_loss
 
 DTYPES = {
     "float64": torch.float64,
@@ -30,17 +33,14 @@ class Measured:
     peak_at: str
 
 
-def prepare(config: ModelConfig, work: Workload, device: str = "cpu") -> tuple[Transformer, Tokens, Tokens | None]:
+def prepare(config: ModelConfig, work: Workload) -> tuple[Transformer, Tokens, Tokens | None]:
     """The network and its input."""
-    with torch.device(device):
-        model = build(config, seed=0).set_attention(work.attention).to(DTYPES[work.dtype])
-        shape = (work.batch, work.length)
-        tokens = Tokens(torch.randint(0, config.embedding.vocab_size, shape), layout="full")
-        source = None
-        if config.source is not None:
-            assert work.source_length is not None
-            shape = (work.batch, work.source_length)
-            source = Tokens(torch.randint(0, config.source.vocab_size, shape), layout="full")
+    model = build(config, seed=0).set_attention(work.attention).to(DTYPES[work.dtype])
+    tokens = Tokens(torch.randint(0, config.embedding.vocab_size, (work.batch, work.length)))
+    source = None
+    if config.source is not None:
+        assert work.source_length is not None
+        source = Tokens(torch.randint(0, config.source.vocab_size, (work.batch, work.source_length)))
     return model, tokens, source
 
 
@@ -54,23 +54,34 @@ def loss_of(config: ModelConfig, output: Output, labels: torch.Tensor) -> torch.
     return (output.hidden if result is None else result).float().sum()
 
 
-def train_step(config: ModelConfig, work: Workload, device: str = "cpu") -> Measured:
-    """A step of AdamW that is not its first."""
-    model, tokens, source = prepare(config, work, device)
-    labels = torch.zeros(work.batch * work.length, dtype=torch.long, device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=device != "meta")
+def train_step(config: ModelConfig, work: Workload) -> Measured:
+    """A step of AdamW that is not its first, with each layer recomputed where the work says so."""
+    model, tokens, source = prepare(config, work)
+    model.train()
+    labels = torch.zeros(work.batch * work.length, dtype=torch.long)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if work.recomputation == "layer":
+        for stack in (model.encoder, model.decoder):
+            for block in stack.blocks() if stack is not None else []:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     after_forward = 0
 
-    def step(use=None) -> None:
+    def step(use: MemoryUse | None = None) -> None:
         nonlocal after_forward
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=work.dtype == "bfloat16_autocast"):
-            output = model(tokens, source)
-            loss = loss_of(config, output, labels)
+            if work.loss == "chunked":
+                places = torch.arange(len(labels))
+                batch = Work(tokens, source, places, labels, by_row=False, real_tokens=len(labels))
+                output, loss = None, batch_loss(model, batch).loss
+            else:
+                output = model(tokens, source)
+                loss = loss_of(config, output, labels)
         if use is not None:
             after_forward = use.current - use.before
         loss.backward()
         optimizer.step()
+        del output
 
     step()
     optimizer.zero_grad(set_to_none=True)
@@ -78,3 +89,34 @@ def train_step(config: ModelConfig, work: Workload, device: str = "cpu") -> Meas
     with measure_memory(model, *states) as use:
         step(use)
     return Measured(after_forward, use.peak, use.peak_at)
+
+
+def inference(config: ModelConfig, work: Workload) -> int:
+    """Peak bytes of a prefill of ``length`` tokens, or of the step to ``length`` tokens after one."""
+    model, tokens, source = prepare(config, work)
+    model.eval()
+    dtype = DTYPES[work.dtype]
+    with torch.no_grad():
+        if config.decoder is None:
+            with measure_memory(model) as use:
+                model(tokens)
+            return use.peak
+        if work.mode == "prefill":
+            with measure_memory(model) as use:
+                cache = Cache.allocate(config, work.batch, work.length, dtype=dtype)
+                memory = None if source is None else model.encode(source)
+                if memory is not None:
+                    model.remember(cache, memory)
+                assert model.head is not None
+                model.head(model.hidden(tokens, cache=cache)[:, -1:])
+            return use.peak
+        cache = Cache.allocate(config, work.batch, work.length, dtype=dtype)
+        if source is not None:
+            model.remember(cache, model.encode(source))
+        model.hidden(Tokens(tokens.ids[:, :-1], layout="full"), cache=cache)
+        held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+        held += [t for pair in cache.memory or [] for t in pair]
+        with measure_memory(model, *held) as use:
+            assert model.head is not None
+            model.head(model.hidden(Tokens(tokens.ids[:, -1:], layout="full"), cache=cache))
+        return use.peak

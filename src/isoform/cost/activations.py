@@ -30,12 +30,11 @@ _ACTIVATIONS: dict[ActivationName, tuple[int, bool]] = {
 }
 
 
-def layer_blocks(layer: Layer, masked: bool, place: Place) -> list[Block]:
+def layer_blocks(layer: Layer, place: Place) -> list[Block]:
     """The blocks of one layer, in the order of the forward pass.
 
     Args:
         layer: its configuration.
-        masked: whether explicit attention fills a mask: not where every position reads every other.
         place: where it runs.
     """
     counts = {part.name: part.total for part in layer_parts(layer, place.sizes["d"])}
@@ -60,7 +59,7 @@ def layer_blocks(layer: Layer, masked: bool, place: Place) -> list[Block]:
             normalise(f"{name}_norm", place, same_input=second)
         if name == "cross_attention":  # all layers normalise the same memory, which the tape counts once
             normalise("memory_norm", dataclasses.replace(place, rows=symbol("S")), same_input=True)
-        block = _sublayer(layer, name, masked, place, counts[name])
+        block = _sublayer(layer, name, place, counts[name])
         one_norm = layer.residual == "parallel_shared_norm"
         if second and one_norm and not place.widths.autocast:
             block = _without_input(block)
@@ -72,18 +71,16 @@ def layer_blocks(layer: Layer, masked: bool, place: Place) -> list[Block]:
     return found
 
 
-def _sublayer(layer: Layer, name: str, masked: bool, place: Place, weights: int) -> Block:
+def _sublayer(layer: Layer, name: str, place: Place, weights: int) -> Block:
     if name == "feed_forward":
         block = feed_forward_block(name, layer.feed_forward, place, weights)
     elif name == "attention":
-        block = attention_block(
-            name, layer.attention, masked, place, weights, memory=False, memory_copied=False
-        )
+        block = attention_block(name, layer.attention, place, weights, memory=False, memory_copied=False)
     else:
         assert layer.cross_attention is not None
         copied = layer.memory_norm is not None or place.widths.autocast
         block = attention_block(
-            name, layer.cross_attention, False, place, weights, memory=True, memory_copied=copied
+            name, layer.cross_attention, place, weights, memory=True, memory_copied=copied
         )
     kept = list(block.kept)
     if place.widths.copies:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from isoform.config import Attention
+from isoform.config import Attention, Rotary
 from isoform.cost.formula import Formula, constant, symbol
 from isoform.cost.parameters import attention_widths
 from isoform.cost.storage import Block, Moment, Place, Stored, normed
@@ -41,6 +41,8 @@ class _Sides:
     grid: Formula
     more: dict[str, int]
     weights: int
+    query_width: Formula
+    key_width: Formula
 
     @property
     def group(self) -> int:
@@ -55,12 +57,28 @@ class _Sides:
         return self.attention.positions.kind == "rotary"
 
     @property
+    def converted(self) -> bool:
+        """Whether half precision is widened for the kernel, as on CPU."""
+        return self.place.widths.half and self.place.work.device == "cpu"
+
+    @property
+    def width(self) -> int:
+        """Bytes an element takes inside the kernel."""
+        return self.place.widths.wide if self.converted else self.place.widths.compute
+
+    @property
     def head_major(self) -> bool:
-        """Whether queries reach the kernel with heads before tokens in storage, as rotation leaves them."""
-        qk = self.attention.qk_norm
-        if qk is None or (self.rotates and qk.order == "before_rotation"):
-            return self.rotates
-        return qk.axis == "head" and (self.rotates or qk.norm.kind == "layer")
+        """Whether queries reach the kernel with heads before tokens in storage.
+
+        Projections leave tokens first. Norms over heads and the joining of channels that do not rotate turn
+        the order round; a norm over the whole projection turns it back.
+        """
+        qk, positions = self.attention.qk_norm, self.attention.positions
+        joined = isinstance(positions, Rotary) and positions.width < self.attention.head_width
+        if qk is None:
+            return joined
+        early = qk.order == "before_rotation" or not self.rotates
+        return qk.axis == "head" or (early and joined)
 
     @property
     def projected(self) -> Formula:
@@ -75,7 +93,6 @@ class _Sides:
 def attention_block(
     name: str,
     attention: Attention,
-    masked: bool,
     place: Place,
     weights: int,
     *,
@@ -87,7 +104,6 @@ def attention_block(
     Args:
         name: of the block.
         attention: its configuration.
-        masked: whether some real position may not be read by another.
         place: where it runs.
         weights: elements of its parameters.
         memory: whether keys and values come from the source.
@@ -98,7 +114,7 @@ def attention_block(
     tokens, keys = B * place.rows, B * columns
     sides = _Sides(
         attention=attention,
-        kernel=place.work.kernel(attention),
+        kernel=place.kernel(attention, columns),
         place=place,
         memory=memory,
         tokens=tokens,
@@ -109,16 +125,18 @@ def attention_block(
         grid=place.rows * columns,
         more=more | {"h": attention.n_heads},
         weights=weights,
+        query_width=q,
+        key_width=kv,
     )
     kept = [sides.stored("input", tokens * D)]
     if memory_copied:
         kept.append(sides.stored("memory", keys * D))
     kept += _heads(sides)
-    kept += _fused(sides, masked) if sides.kernel == "fused" else _written_out(sides, masked)
+    kept += _fused(sides) if sides.kernel == "fused" else _written_out(sides)
     # Written out by token for the output projection, a copy unless queries lay so and the kernel kept to it.
     kept.append(sides.stored("context", sides.query))
-    if sides.kernel == "fused" and sides.head_major:
-        kept.append(sides.stored("kernel result", sides.query))
+    if sides.kernel == "fused" and (sides.converted or sides.head_major):
+        kept.append(sides.stored("kernel result", sides.query, sides.width))
     return Block(name, tuple(kept), _forward(sides), _working(sides), _backward(sides), weights)
 
 
@@ -131,83 +149,84 @@ def _heads(s: _Sides) -> list[Stored]:
         late = s.rotates and qk.order == "after_rotation"
         heads = H if qk.axis == "head" else constant(1)
         groups = B * heads * (s.place.rows * 2)
-        w = s.place.widths
-        # Autocast leaves rotated vectors as wide as the table of the rotation.
-        norm = normed(qk.norm, s.query + s.key, groups, s.place, w.stream if late else w.compute)
+        norm = normed(qk.norm, s.query + s.key, groups, s.place, s.place.widths.compute)
         projections = not late and norm[0].name == "input"
         kept += [dataclasses.replace(n, name=f"norm {n.name}", sizes={**n.sizes, **s.more}) for n in norm]
         if projections:
             kept[0] = s.stored("projections", s.projected)
+    values: list[Stored] = [] if projections else [s.stored("projections", s.projected)]
+    if s.kernel == "explicit":
+        return kept + _copied(s, values)
     if s.kernel == "composed":
         # Queries and keys times the root of the scale, values; all as wide as the queries.
-        width = s.place.widths.wide
-        return [
-            *kept,
-            s.stored("queries", s.query, width),
-            s.stored("keys and values", s.repeated * 2, width),
-        ]
-    values: list[Stored] = [] if projections else [s.stored("projections", s.projected)]
+        repeated = s.stored("keys and values", s.repeated * 2, s.width)
+        return [*kept, s.stored("queries", s.query, s.width), repeated]
     own = qk is not None or s.rotates or s.memory
-    if s.kernel == "explicit" and not s.lone:
-        return [*kept, s.stored("queries, keys, values", s.query + 2 * s.key)]
-    if s.kernel == "explicit":
-        queries = s.stored("queries and keys", s.query + s.key)
-        grouped = [s.stored("grouped queries", s.query)] if s.group > 1 and not own else []
-        return [*kept, *(([queries]) if own else grouped), *values]
     if s.group > 1:
-        repeated = s.stored("repeated keys and values", s.repeated * 2)
+        repeated = s.stored("repeated keys and values", s.repeated * 2, s.width)
+        if s.converted:
+            return [*kept, s.stored("queries", s.query, s.width), repeated]
         if not own:
             return [*kept, *values, repeated]
         # The rotated queries share one tensor with the keys.
         queries = s.query + s.key if s.rotates and qk is None else s.query
         return [*kept, s.stored("queries", queries), repeated]
-    if s.memory and qk is None:
-        return [s.stored("queries, keys, values", s.projected)]
+    if s.converted or (s.memory and qk is None):
+        return [*kept, s.stored("queries, keys, values", s.projected, s.width)]
     return [*kept, *([s.stored("queries and keys", s.query + s.key)] if own else []), *values]
 
 
-def _fused(s: _Sides, masked: bool) -> list[Stored]:
-    kept = [s.stored("normaliser", B * H * s.place.rows, s.place.widths.wide)]
-    if s.attention.positions.kind in ("alibi", "relative_buckets"):
-        kept.append(s.stored("bias", H * s.grid))
-    elif s.attention.window is not None and masked:
-        kept.append(s.stored("mask", s.grid))
-    return kept
+def _copied(s: _Sides, values: list[Stored]) -> list[Stored]:
+    """For explicit products: scaled queries, and keys and values laid out by head where they aren't yet."""
+    if s.converted or not s.lone:
+        return [s.stored("queries, keys, values", s.projected, s.width)]
+    queries = s.stored("queries", s.query)
+    if s.attention.qk_norm is not None:
+        return [queries, s.stored("keys", s.key), *values]
+    if s.rotates:
+        return [queries, s.stored("rotated", s.query + s.key), *values]
+    return [s.stored("queries, keys, values", s.projected)] if s.memory else [queries, *values]
 
 
-def _written_out(s: _Sides, masked: bool) -> list[Stored]:
+def _fused(s: _Sides) -> list[Stored]:
+    return [s.stored("normaliser", B * H * s.place.rows, s.place.widths.wide)]
+
+
+def _written_out(s: _Sides) -> list[Stored]:
     w, work = s.place.widths, s.place.work
-    explicit = s.kernel == "explicit"
     kept: list[Stored] = []
-    if explicit and s.attention.softcap is not None:
-        kept.append(s.stored("capped scores", s.pairs))
-    if explicit and masked:
-        kept.append(s.stored("mask", s.grid, 1))
-    # Half-precision scores go through softmax in float32; a float32 bias keeps them so until the product.
-    widened = explicit and w.half
-    promoted = widened and w.autocast and s.attention.positions.kind in ("alibi", "relative_buckets")
-    width = w.wide if promoted or not explicit else w.compute
+    if s.kernel == "explicit" and s.attention.softcap is not None:
+        kept.append(s.stored("capped scores", s.pairs, s.width))
+    # Half-precision scores go through softmax in float32.
+    widened = s.kernel == "explicit" and s.width == 2
     if widened:
         kept.append(s.stored("wide weights", s.pairs, w.wide))
     if s.attention.dropout and work.mode == "train":
-        kept.append(s.stored("dropout", s.pairs, w.noise(width)))
+        kept.append(s.stored("dropout", s.pairs, w.noise(s.width)))
         if not widened:
-            kept.append(s.stored("weights", s.pairs, width))
-        kept.append(s.stored("dropped weights", s.pairs, w.wide if not explicit else w.compute))
+            kept.append(s.stored("weights", s.pairs, s.width))
+        kept.append(s.stored("dropped weights", s.pairs, s.width))
     else:
-        kept.append(s.stored("weights", s.pairs, w.wide if not explicit else w.compute))
+        kept.append(s.stored("weights", s.pairs, s.width))
     return kept
 
 
 def _forward(s: _Sides) -> tuple[Stored, ...]:
     w = s.place.widths
+    new = B * s.place.rows * (s.query_width + 2 * s.key_width)  # projected now; in decode the rest is cached
     stream = s.stored("stream", s.tokens * D * 2, w.stream)
-    heads = s.stored("projections", s.projected + (s.query + s.key if s.rotates else constant(0)))
+    heads = s.stored("projections", new * (2 if s.rotates else 1))
+    inside = [stream, heads, s.stored("context", s.query * 2, s.width)]
+    if s.converted:
+        inside.append(s.stored("widened", s.projected, s.width))
     if s.kernel == "fused":
-        repeated = s.repeated * 2 if s.group > 1 else constant(0)
-        return stream, heads, s.stored("context", s.query + repeated)
-    copies = 4 if w.half else 3 if s.attention.softcap is not None else 2
-    return stream, heads, s.stored("scores", s.pairs * copies), s.stored("context", s.query)
+        # A single query stands for its group; else keys are written out for every head of it.
+        if s.group > 1 and s.place.work.mode != "decode":
+            inside.append(s.stored("repeated keys and values", s.repeated * 2, s.width))
+        return tuple(inside)
+    copies = 4 if s.width == 2 else 3 if s.attention.softcap is not None else 2
+    copied = constant(0) if s.lone else s.key * 2
+    return *inside, s.stored("scores", s.pairs * copies, s.width), s.stored("copies", copied, s.width)
 
 
 def _working(s: _Sides) -> tuple[Moment, ...]:
@@ -217,9 +236,10 @@ def _working(s: _Sides) -> tuple[Moment, ...]:
     held = s.stored("projections", s.projected + turned)
     result = s.stored("result", s.tokens * D, w.stream)
     if s.kernel == "fused":
-        own = s.rotates or s.attention.qk_norm is not None
-        return (Moment((held, result) if own and s.group > 1 else (result,)),)
-    scores = Moment((held, s.stored("scores", s.pairs)))
+        own = s.converted or ((s.rotates or s.attention.qk_norm is not None) and s.group > 1)
+        return (Moment((held, result) if own else (result,)),)
+    wide = s.stored("widened", s.projected if s.converted else constant(0), s.width)
+    scores = Moment((held, wide, s.stored("scores", s.pairs, s.width)))
     return scores, Moment((held, s.stored("context", s.query), result))
 
 
@@ -228,14 +248,15 @@ def _backward(s: _Sides) -> tuple[Moment, ...]:
     stream = s.stored("stream", s.tokens * D, w.stream)
     heads = s.query * 2 + (s.repeated if s.group > 1 else s.key) * 2
     if s.kernel == "fused":
-        kernel = Moment((stream, s.stored("context and heads", heads)))
+        kernel = Moment((stream, s.stored("context and heads", heads, s.width)))
     else:
         # Softmax: the gradients of the weights and of the scores, when context and dropped weights are gone.
-        scores = s.stored("scores", s.pairs * 2, w.wide)
-        gone = frozenset({"context", "dropped weights"} | ({"weights"} if w.half else set()))
-        kernel = Moment((stream, scores, s.stored("values", s.key)), gone)
+        wide = s.width == 2
+        scores = s.stored("scores", s.pairs * 2, w.wide if wide else s.width)
+        gone = frozenset({"context", "dropped weights"} | ({"weights"} if wide else set()))
+        kernel = Moment((stream, scores, s.stored("values", s.key, s.width)), gone)
     # The heads' gradients put together, and laid out by token for the projections.
-    kept = frozenset(t.name for t in (*_heads(s), *_fused(s, True), *_written_out(s, True))) | {
+    kept = frozenset(t.name for t in (*_heads(s), *_fused(s), *_written_out(s))) | {
         "context",
         "kernel result",
     }

@@ -149,7 +149,7 @@ def _time(name: str, flops: int, moved: int, machine: Machine) -> ComponentTime:
     return ComponentTime(name, flops, moved, max(compute, bandwidth), bound)
 
 
-def measure_machine(dtype: Dtype = "float32", device: str = "cpu", *, seconds: float = 1.0) -> Machine:
+def measure_machine(dtype: Dtype = "float32", device: str = "cpu", *, seconds: float = 2.0) -> Machine:
     """Measure the peak of matrix products and the memory's bandwidth, in about so many seconds.
 
     The peak is the best of several square products, from 256 up to 4096 as the time allows; the bandwidth

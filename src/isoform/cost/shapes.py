@@ -65,13 +65,11 @@ def shapes(config: ModelConfig, *, batch: int, length: int, source_length: int |
     short, names = _shortened(config)
     with torch.device("meta"):
         model = build(short).eval()
-        prefix = None
-        if config.stack.visibility == "prefix":
-            prefix = torch.zeros(batch, dtype=torch.long)
+        prefix = torch.zeros(batch, dtype=torch.long)  # read by prefix visibility only
         tokens = Tokens(torch.zeros(batch, length, dtype=torch.long), prefix=prefix)
         source = None
         if source_length is not None:
-            source = Tokens(torch.zeros(batch, source_length, dtype=torch.long))
+            source = Tokens(torch.zeros(batch, source_length, dtype=torch.long), prefix=prefix)
         with torch.no_grad(), capture(model, "*") as captured:
             notes = _Notes(model, captured, names)
             handles = [module.register_forward_hook(notes.module) for module in notes.paths]

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from isoform.config import Embedding, Norm
+from isoform.config import Attention, Embedding, Norm
 from isoform.cost.component import Sizes
 from isoform.cost.formula import Formula
-from isoform.cost.workload import BYTES, Workload
+from isoform.cost.workload import BYTES, Kernel, Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +123,10 @@ class Place:
     def stored(self, name: str, elements: Formula, width: int, **more: int) -> Stored:
         """Tensors whose elements are counted in this place's sizes, and more."""
         return Stored(name, elements, {**self.sizes, **more}, width)
+
+    def kernel(self, attention: Attention, columns: Formula) -> Kernel:
+        """How an attention over so many keys is computed here."""
+        return self.work.kernel(attention, (self.rows * columns).value(self.sizes))
 
     def widened(self, **more: int) -> Place:
         """The same place with further sizes."""

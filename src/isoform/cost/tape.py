@@ -94,9 +94,7 @@ def _embedding(name: str, table: Embedding, place: Place, counts: Counts, *, beg
 def _stack(name: str, stack: Stack, place: Place, counts: Counts) -> list[Step]:
     by_index: dict[int, list[Block]] = {}
     for group in layer_groups(stack):
-        masked = stack.visibility != "bidirectional" or group.layer.attention.window is not None
-        blocks = layer_blocks(group.layer, masked and place.work.mode != "decode", place)
-        by_index |= dict.fromkeys(group.indices, blocks)
+        by_index |= dict.fromkeys(group.indices, layer_blocks(group.layer, place))
     steps = [Step(name, _shared(stack, place, counts.get(f"{name}.relative_positions", 0)))]
     stream = place.stored("layer input", B * place.rows * D, place.widths.stream)
     last_use = {stack.owner(index): index for index in range(stack.n_layers)}
@@ -113,19 +111,26 @@ def _stack(name: str, stack: Stack, place: Place, counts: Counts) -> list[Step]:
 
 
 def _shared(stack: Stack, place: Place, weights: int) -> Block:
-    """Rotation tables and distance biases, made once for all layers."""
+    """Rotation tables, distance biases and masks, made once for all layers of a kind."""
     kept: list[Stored] = []
-    grid = place.rows * place.keys
-    for positions, heads in dict.fromkeys(
-        (layer.attention.positions, layer.attention.n_heads) for layer in stack.layers()
-    ):
+    w, train, grid = place.widths, place.work.mode == "train", place.rows * place.keys
+    kinds = {(a.positions, a.n_heads, a.window): a for a in (layer.attention for layer in stack.layers())}
+    for (positions, heads, window), attention in kinds.items():
+        inner = w.wide if w.half and place.work.device == "cpu" else w.compute
         if isinstance(positions, Rotary):
-            table = place.rows * symbol("d_r")
-            kept.append(place.stored("rotation table", table, place.widths.stream, d_r=positions.width))
-        elif positions.kind != "none":
-            kept.append(place.stored("bias", grid * symbol("h"), place.widths.stream, h=heads))
-        if positions.kind == "relative_buckets" and place.work.mode == "train":
+            table = place.rows * symbol("d_r") * 2
+            kept.append(place.stored("rotation table", table, w.stream, d_r=positions.width))
+        if positions.kind == "relative_buckets" and train:
             kept.append(place.stored("distances", grid, 8))
+        fused = place.kernel(attention, place.keys) == "fused"
+        if train and not fused:
+            continue  # added to the scores, which the backward pass does not look at
+        biased = positions.kind in ("alibi", "relative_buckets")
+        narrow = window is not None and window < place.keys.value(place.sizes)
+        if biased:
+            kept.append(place.stored("bias", grid * symbol("h"), inner, h=heads))
+        elif narrow or (not fused and stack.visibility != "bidirectional"):
+            kept.append(place.stored("mask", grid, inner))
     return Block("shared", tuple(kept), weights=weights)
 
 
@@ -190,14 +195,15 @@ def _chunked(head: TokenHead, width: Formula, hidden: Stored, place: Place, coun
         logits.append(place.stored("capped logits", scores, w.compute))
     kept = [place.stored("input", tokens * width, w.compute), hidden]
     begun = _begun(head, width, place, counts)
-    gradients = [place.stored("gradients", scores * copies, w.wide)]
+    gradients = place.stored("gradients", scores * copies, w.wide)
+    narrow = place.stored("narrow gradients", scores * w.half, w.compute)
     if pieces == 1:
-        kept += logits
-    else:  # recomputed beside their gradients; each piece's gradient of the weights joins the others'
-        gradients += [*logits, Stored("gradient of one piece", constant(begun), {}, w.weight)]
-    if w.half:
-        gradients.append(place.stored("narrow gradients", scores, w.compute))
-    return Block("head", tuple(kept), (), (), (Moment(tuple(gradients), weights=begun),), begun)
+        moments = (Moment((gradients, narrow), weights=begun),)
+        return Block("head", (*kept, *logits), (), (), moments, begun)
+    # Scores are recomputed beside their gradients; each piece's gradient of the weights joins the others'.
+    piece = Stored("gradient of one piece", constant(begun), {}, w.weight)
+    moments = (Moment((gradients, *logits, narrow), weights=begun), Moment((gradients, piece), weights=begun))
+    return Block("head", tuple(kept), (), (), moments, begun)
 
 
 def _transform(transform: Transform, tokens: Formula, width: Formula, place: Place, weights: int) -> Block:

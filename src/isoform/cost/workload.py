@@ -12,12 +12,13 @@ Mode = Literal["train", "prefill", "decode"]
 Shard = Literal["none", "ddp", "fsdp"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16", "bfloat16_autocast"]
 Recomputation = Literal["none", "layer"]
-Backend = Literal["auto", "eager", "sdpa"]
+Backend = Literal["auto", "eager", "sdpa", "flex"]
 Device = Literal["cpu", "cuda"]
 Optimizer = Literal["adamw", "adamw_master"]
 Loss = Literal["cross_entropy", "chunked"]
 Kernel = Literal["fused", "explicit", "composed"]
 
+FLEX_FROM = 2**20  # pairs from which on attention with a cap or a bias is fused on CUDA
 CHUNK = 2**25  # scores over the vocabulary that a chunked loss holds at once
 BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -86,21 +87,34 @@ class Workload:
                 "dtype: 'float16' cannot hold gradients without loss scaling; choose 'bfloat16'"
             )
 
-    def kernel(self, attention: Attention) -> Kernel:
-        """How one attention is computed (R28).
+    def kernel(self, attention: Attention, pairs: int) -> Kernel:
+        """How an attention over so many (query, key) pairs a head is computed (R28).
 
         ``fused``: one kernel that never stores the weights [B, h, T, S]. ``explicit``: scores and weights are
-        tensors, as soft-capping and, in training, learned distance biases need. ``composed``: the entry point
-        for fused kernels falls back to products that store them, as on CPU for dropout in training.
+        tensors. ``composed``: the entry point for fused kernels, asked for by name, falls back to products
+        that store them, as it does for a bias with a gradient, and on CPU for dropout.
         """
-        learned_bias = self.mode == "train" and attention.positions.kind == "relative_buckets"
-        if attention.softcap is not None or self.attention == "eager":
+        train = self.mode == "train"
+        capped, dropped = attention.softcap is not None, train and attention.dropout > 0
+        trained = train and attention.positions.kind == "relative_buckets"
+        if self.attention == "eager" or (self.attention == "sdpa" and capped):
             return "explicit"
-        if learned_bias:
-            return "explicit" if self.attention == "auto" else "composed"
-        if self.mode == "train" and attention.dropout and self.device == "cpu":
-            return "composed"
-        return "fused"
+        if self.attention == "sdpa":
+            return "composed" if trained or (dropped and self.device == "cpu") else "fused"
+        if self.attention == "flex":
+            return "fused"
+        if (
+            self.device == "cuda"
+            and not (trained or dropped)
+            and pairs >= FLEX_FROM
+            and self._flexible(attention)
+        ):
+            return "fused"
+        return "explicit" if capped or trained or (dropped and self.device == "cpu") else "fused"
+
+    def _flexible(self, attention: Attention) -> bool:
+        width = attention.head_width
+        return width >= 16 and width & (width - 1) == 0 and self.dtype != "float64"
 
     @property
     def rows(self) -> int:
@@ -137,14 +151,12 @@ class Workload:
 def visible_pairs(stack: Stack, window: int | None, length: int, prefix: int = 0) -> int:
     """How many (query, key) pairs of one unpadded row are visible (6.32, 6.33, R21).
 
-    A window w keeps i - w < j ≤ i, and |i - j| < w between positions that see each other both ways.
+    A window w keeps i - w < j, and in a bidirectional stack j < i + w as well.
     """
     if stack.visibility == "bidirectional":
         return _both_ways(length, window)
     causal = _triangle(length, window)
-    if stack.visibility == "causal" or not prefix:
-        return causal
-    return causal - _triangle(prefix, window) + _both_ways(prefix, window)
+    return causal + (prefix * (prefix - 1) // 2 if stack.visibility == "prefix" else 0)
 
 
 def _triangle(length: int, window: int | None) -> int:
