@@ -22,6 +22,7 @@ from isoform.training.log import read_log
 from training import toys
 
 WHERE = "toy.tsv, line {}".format
+LONG = {"steps": 40, "checkpoint_every": 4, "validate_every": 6}
 plain = contextlib.nullcontext
 
 
@@ -49,6 +50,12 @@ def run(folder: Path, *, dropout: float = 0.2, **changes: Any) -> tuple[FitResul
     chosen = settings(**changes)
     result = fit(model, toys.pairs(), validation(), chosen, folder, where=WHERE, quiet=True)
     return result, model
+
+
+def in_a_process(folder: Path) -> None:
+    """What other processes do."""
+    torch.set_num_threads(1)
+    run(folder, **LONG)
 
 
 def same(a: Transformer, b: Transformer) -> bool:

@@ -14,7 +14,17 @@ from isoform.errors import ArtifactError, ConfigError
 from isoform.training import fit
 from isoform.training.checkpoint import Store
 from training import toys
-from training.runs import figures, last_state, run, same, settings, stopped_after, validation
+from training.runs import (
+    LONG,
+    figures,
+    in_a_process,
+    last_state,
+    run,
+    same,
+    settings,
+    stopped_after,
+    validation,
+)
 
 
 def test_resuming_gives_the_very_same_numbers(tmp_path: Path) -> None:
@@ -96,13 +106,9 @@ def test_old_checkpoints_go_and_the_best_stays(tmp_path: Path) -> None:
 # Processes: forked from a server that has only imported things, so that each starts at once.
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["training.runs"])
-CHANGES = {"steps": 40, "checkpoint_every": 4, "validate_every": 6}
-
-
-def in_a_process(folder: Path) -> None:
-    torch.set_num_threads(1)
-    run(folder, **CHANGES)
+FORKS.set_forkserver_preload(
+    ["isoform.training", "matplotlib.figure", "matplotlib.backends.backend_agg", "safetensors.torch"]
+)
 
 
 def start(folder: Path) -> Any:
@@ -149,5 +155,5 @@ def test_a_second_process_is_refused_and_a_signal_saves(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0
     assert 4 <= last_state(tmp_path)["step"] < 40
-    result, _ = run(tmp_path, **CHANGES)
+    result, _ = run(tmp_path, **LONG)
     assert result.finished and result.state.step == 40
