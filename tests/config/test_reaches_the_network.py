@@ -9,7 +9,7 @@ import torch
 
 from isoform.config import Alibi, presets
 from isoform.nn import build
-from isoform.nn.positions import alibi_bias
+from isoform.nn.biases import AlibiBias
 from isoform.tokens import Tokens
 
 BERT = presets.bert(50, d_model=8, n_heads=2, ffn_width=16, n_layers=1, dropout=0.0)
@@ -101,5 +101,6 @@ def test_rounded_alibi(n_heads, rounding, family):
     real[0, :5] = 0
     theirs = module.build_alibi_tensor(real, n_heads, torch.float64).view(2, n_heads, 1, 300) / math.sqrt(4)
     places = (real.cumsum(-1) - 1) * real
-    ours = alibi_bias(Alibi(factor=0.5, rounding=rounding), n_heads, places[:, :3], places, torch.float64)
+    bias = AlibiBias(Alibi(factor=0.5, rounding=rounding), n_heads, places[:, :3], places)
+    ours = bias.dense(torch.float64)
     torch.testing.assert_close(ours, theirs.expand(-1, -1, 3, -1), rtol=0, atol=0)

@@ -99,7 +99,7 @@ def test_unknown_check() -> None:
 
 
 class TwoWide(nn.Module):
-    """The chapter's example: with two features and eps 0 the last norm hides what attention leaked (ex. 6.9)."""
+    """Exercise 6.9: with two features and eps 0 the last norm hides what attention leaked."""
 
     def __init__(self, causal: bool) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ def test_a_rule_that_is_not_kept(claimed: int | None, check: str, monkeypatch: p
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_stands_at_padding_is_not_compared() -> None:
-    """Without gradients `nn.TransformerEncoder` leaves zeros at padded positions, with them something else."""
+    """Without gradients `nn.TransformerEncoder` leaves zeros at padding, with them something else."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(24, 6, 40, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2).eval()

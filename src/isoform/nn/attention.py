@@ -173,7 +173,9 @@ class Attention(nn.Module):
         # weights out took 0.35 to 0.99 of its time with heads 4 × 32, 4 × 48 and 8 × 64 on two threads (1.2 at
         # 8 × 64 and 64 positions).
         short = max(q.shape[2], lowered.key.length) <= EAGER_UP_TO
-        explicit = explicit or (short and q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad)
+        explicit = explicit or (
+            short and q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad
+        )
         return "eager" if explicit else "sdpa"
 
     def _eager(self, q: Heads, k: Heads, v: Heads, reading: Reading) -> Heads:

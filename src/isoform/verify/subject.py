@@ -180,7 +180,7 @@ class Subject:
         return value if self.batch_first or value.dim() < 3 else value.transpose(0, 1)
 
     def at_real(self, value: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The entries of an output at real positions; what a module leaves at padding is nobody's business."""
+        """The entries of an output at real positions; what a module leaves at padding does not matter."""
         real = self.real(self.target)
         real = real if rows is None else real[rows]
         return value[real] if value.dim() >= 3 and value.shape[:2] == real.shape else value
@@ -292,7 +292,7 @@ def vocabulary_size(module: nn.Module) -> int:
 
 
 def main_tensor(result: Any) -> Tensor:
-    """The tensor that a module's result is about: logits, else the last hidden state, else the first tensor."""
+    """The tensor a module's result is about: logits, else the last hidden state, else the first tensor."""
     if isinstance(result, Tensor):
         return result
     for name in ("logits", "prediction_logits", "last_hidden_state", "hidden", "pooled"):
