@@ -52,7 +52,7 @@ class Lowered:
     is_causal: bool
     left: Visibility | None
     reflexive: bool
-    _built: dict[str, object] = dataclasses.field(default_factory=dict[str, object], init=False, repr=False)
+    _built: dict[str, object] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property
     def mask(self) -> Bool[Tensor, "rows 1 query key"] | None:
@@ -94,7 +94,7 @@ class Lowered:
         return None if found is True else found[:, None]
 
     def _alive(self) -> Tensor | None:
-        padding = Padding() in self.rule.rules() and self.query.real is not None
+        padding = any(isinstance(r, Padding) for r in self.rule.rules())
         mine = self.query.real[:, None, :, None] if padding and self.query.real is not None else None
         mask = None if self.reflexive else self.mask
         if mask is None:
@@ -136,12 +136,13 @@ def lower(rule: Visibility, query: Places, key: Places, reads_itself: bool) -> L
     """Find what of a rule a mask has to say. See `Visibility.lower`."""
     ordered = query is key and query.ordered
     reflexive = reads_itself and all(isinstance(r, _REFLEXIVE) for r in rule.rules())
+    # Rules are told apart by class: instances made while compiling cannot be compared.
     left = [r for r in rule.rules() if not _says_nothing(r, query, key, ordered)]
-    if reads_itself and key.ordered and Causal() in left and Padding() in left:
+    if reads_itself and key.ordered and any(isinstance(r, Causal) for r in left):
         # Padded and unwritten slots lie behind every real query, so the triangle alone hides them.
-        left.remove(Padding())
-    is_causal = ordered and left == [Causal()]
-    left = [_RealKeys() if r == Padding() else r for r in left if not (is_causal and r == Causal())]
+        left = [r for r in left if not isinstance(r, Padding)]
+    is_causal = ordered and len(left) > 0 and all(isinstance(r, Causal) for r in left)
+    left = [] if is_causal else [_RealKeys() if isinstance(r, Padding) else r for r in left]
     return Lowered(rule, query, key, is_causal, Both(tuple(left)) if left else None, reflexive)
 
 

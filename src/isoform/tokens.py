@@ -184,16 +184,3 @@ def _layout(real: Tensor | None, given: Layout | None) -> Layout:
     if given is not None and given not in fits:
         raise ShapeError(f"Tokens.layout is {given!r}, but the padding of Tokens.real is {fits[0]!r}")
     return fits[0] if given in (None, "any") else given
-
-
-def register_pytree() -> None:
-    """Let torch.compile, torch.export and pytree utilities see through `Tokens`."""
-    from torch.utils import _pytree
-
-    names = [f.name for f in dataclasses.fields(Tokens) if f.name != "layout"]
-    _pytree.register_pytree_node(
-        Tokens,
-        lambda t: ([getattr(t, n) for n in names], t.layout),
-        lambda values, layout: Tokens(**dict(zip(names, values, strict=True)), layout=layout),
-        serialized_type_name="isoform.Tokens",
-    )

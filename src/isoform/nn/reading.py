@@ -54,7 +54,7 @@ class Reading:
     visible: int | None = None
     fresh: bool = False
     _built: dict[tuple[str, torch.dtype], Tensor | None] = dataclasses.field(
-        default_factory=dict[tuple[str, torch.dtype], Tensor | None], init=False, repr=False
+        default_factory=dict, init=False, repr=False
     )
 
     def biased(self, dtype: torch.dtype) -> Float[Tensor, "rows h query key"] | None:

@@ -76,10 +76,12 @@ class Stack(nn.Module):
         own = {i: layer(cfg.layer_at(i), d_model) for i in range(cfg.n_layers) if cfg.owner(i) == i}
         self.layers = nn.ModuleList(own[cfg.owner(i)] for i in range(cfg.n_layers))
         self.final_norm = norm(cfg.final_norm, d_model)
-        self.kinds: list[Kind] = [
-            (a.window, a.positions, a.n_heads)
-            for a in (cfg.layer_at(i).attention for i in range(cfg.n_layers))
+        each: list[Kind] = [
+            (layer.attention.window, layer.attention.positions, layer.attention.n_heads)
+            for layer in cfg.layers()
         ]
+        self.kinds = list(dict.fromkeys(each))  # layers of one kind share their masks, tables and biases
+        self.kind_of = [self.kinds.index(kind) for kind in each]
         buckets = [(p, h) for _, p, h in self.kinds if isinstance(p, config.RelativeBuckets)]
         self.relative_bias = RelativeBias(*buckets[0]) if buckets else None
 
@@ -104,15 +106,15 @@ class Stack(nn.Module):
             cache: keys and values of the tokens before.
         """
         rule = RULES[self.cfg.visibility] if visibility is None else visibility
-        readings = {
-            kind: self._reading(kind, sides, rule, x.dtype, cache) for kind in dict.fromkeys(self.kinds)
-        }
+        readings = [self._reading(kind, sides, rule, x.dtype, cache) for kind in self.kinds]
         crossing = self._crossing(sides, memory, cross, cache)
-        for i, (block, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
+        for i, block in enumerate(self.layers):
             source = cache.memory[i] if cache is not None and cache.memory is not None else None
             if source is None and memory is not None:
                 source = memory.hidden
-            x = block(x, readings[kind], crossing, source, None if cache is None else cache.layers[i])
+            x = block(
+                x, readings[self.kind_of[i]], crossing, source, None if cache is None else cache.layers[i]
+            )
         x = self.final_norm(x)
         return tap(self, "output", dropout(x, self.cfg.final_dropout, self.training))
 
