@@ -96,8 +96,7 @@ class TextGenerator:
         rows = self._encode(texts, first)
         limits = [self._limit(number, len(row)) if row else 0 for number, row in enumerate(rows, first)]
         found: list[list[TextOutput]] = [[TextOutput("", [], 0.0, 0.0, True)] for _ in texts]
-        # Rows of one batch share the length limit, so that none is cut because of another.
-        order = sorted((i for i, row in enumerate(rows) if row), key=lambda i: (-limits[i], -len(rows[i])))
+        order = sorted((i for i, row in enumerate(rows) if row), key=lambda i: -len(rows[i]))
         batches = list(self._batches(order, limits))
         shown = batches if progress is None else track(batches, total=len(batches), what=progress)
         for batch in shown:
@@ -153,6 +152,7 @@ class TextGenerator:
         return self._new
 
     def _batches(self, order: list[int], limits: list[int]) -> Iterator[list[int]]:
+        """Texts of similar length. They share the length limit, so that none is cut because of another."""
         batch: list[int] = []
         for i in order:
             if batch and (len(batch) == self._batch_size or limits[i] != limits[batch[0]]):
