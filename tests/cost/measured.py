@@ -36,11 +36,14 @@ class Measured:
 def prepare(config: ModelConfig, work: Workload) -> tuple[Transformer, Tokens, Tokens | None]:
     """The network and its input."""
     model = build(config, seed=0).set_attention(work.attention).to(DTYPES[work.dtype])
-    tokens = Tokens(torch.randint(0, config.embedding.vocab_size, (work.batch, work.length)))
+    prefix = torch.zeros(work.batch, dtype=torch.long)  # read by prefix visibility only
+    ids = torch.randint(0, config.embedding.vocab_size, (work.batch, work.length))
+    tokens = Tokens(ids, prefix=prefix)
     source = None
     if config.source is not None:
         assert work.source_length is not None
-        source = Tokens(torch.randint(0, config.source.vocab_size, (work.batch, work.source_length)))
+        ids = torch.randint(0, config.source.vocab_size, (work.batch, work.source_length))
+        source = Tokens(ids, prefix=prefix)
     return model, tokens, source
 
 

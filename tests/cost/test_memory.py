@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cost.large import enlarge
@@ -16,7 +17,7 @@ from isoform.config import ModelConfig, TokenHead, presets
 from isoform.cost import Workload, kv_cache, memory, parameters
 from isoform.cost.storage import Widths
 from isoform.cost.tape import tape
-from isoform.cost.workload import CHUNK
+from isoform.cost.workload import CHUNK, EAGER_UP_TO, FLEX_FROM
 from isoform.nn import Cache
 from strategies import model_configs
 
@@ -25,7 +26,7 @@ LLAMA = presets.llama(100, **WIDE, n_kv_heads=2, n_layers=3)
 CASES: dict[str, ModelConfig] = {
     "original": presets.original(100, **WIDE, n_encoder_layers=2, n_decoder_layers=2),
     "pre_ln": presets.pre_ln(100, **WIDE, n_encoder_layers=1, n_decoder_layers=3, dropout=0.0),
-    "bert": presets.bert(100, **WIDE, n_layers=3, max_positions=64),
+    "bert": presets.bert(100, **WIDE, n_layers=3, max_positions=96),
     "gpt2": presets.gpt2(100, **WIDE, n_layers=3, dropout=0.0),
     "gpt_neox": presets.gpt_neox(100, **WIDE, n_layers=3),
     "bloom": presets.bloom(100, d_model=64, n_heads=4, n_layers=3),
@@ -39,14 +40,15 @@ CASES: dict[str, ModelConfig] = {
 
 
 def work(config: ModelConfig, **changes) -> Workload:
-    source = 40 if config.source is not None else None
-    return dataclasses.replace(Workload("train", 4, 48, source), **changes)
+    source = 70 if config.source is not None else None
+    return dataclasses.replace(Workload("train", 4, 72, source), **changes)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_presets(name: str):
-    """What is stored to 2 %, the peak to 3 %."""
-    asked = work(CASES[name])
+@pytest.mark.parametrize("length", [48, 80])
+def test_presets(name: str, length: int):
+    """What is stored to 2 %, the peak to 3 %, with attention written out (short rows) and fused."""
+    asked = work(CASES[name], length=length)
     measured, found = train_step(CASES[name], asked), memory(CASES[name], asked)
     assert found.activations + found.logits == pytest.approx(measured.forward, rel=0.02)
     assert found.peak == pytest.approx(measured.peak, rel=0.03)
@@ -60,22 +62,45 @@ def test_dtypes(name: str, attention: str, dtype: str):
     assert memory(CASES[name], asked).peak == pytest.approx(train_step(CASES[name], asked).peak, rel=0.03)
 
 
-sizes = st.integers(1, 5), st.integers(4, 64), st.integers(4, 64)
+def test_kernels_are_those_of_the_network(monkeypatch: pytest.MonkeyPatch):
+    from isoform.nn import attention as module
+
+    assert (EAGER_UP_TO, FLEX_FROM) == (module.EAGER_UP_TO, module.FLEX_FROM)
+    used: list[str] = []
+    fused, eager = module.fused, module.Attention._eager
+    monkeypatch.setattr(module, "fused", lambda *a, **k: (used.append("fused"), fused(*a, **k))[1])
+    monkeypatch.setattr(module.Attention, "_eager", lambda *a: (used.append("explicit"), eager(*a))[1])
+    base = presets.gpt2(20, d_model=8, n_heads=2, ffn_width=4, n_layers=1, max_positions=96, dropout=0.0)
+    buckets = {"kind": "relative_buckets", "n_buckets": 4, "max_distance": 8, "bidirectional": False}
+    changes = ({}, {"softcap": 3.0}, {"dropout": 0.1}, {"positions": buckets}, {"window": 5})
+    for change, length, mode, backend in itertools.product(
+        changes, (64, 65), ("train", "prefill"), ("auto", "eager", "sdpa")
+    ):
+        layer = {f"decoder__layer__attention__{key}": value for key, value in change.items()}
+        config = base.replace(**layer)
+        assert config.decoder is not None
+        asked = Workload(mode, 1, length, attention=backend)
+        model, tokens, _ = prepare(config, asked)
+        with torch.set_grad_enabled(mode == "train"):
+            model.train(mode == "train")(tokens)
+        found = asked.kernel(config.decoder.layer.attention, length, length)
+        assert used.pop() == ("fused" if found == "composed" else found), (change, length, mode, backend)
+
+
+sizes = st.integers(1, 5), st.integers(4, 90), st.integers(4, 90)
 
 
 def check_random(config: ModelConfig, dropout: bool, asked: Workload):
     config = enlarge(config, 8, dropout=dropout)
-    assume(config.encoder is None or config.encoder.visibility != "prefix")
     source = asked.source_length if config.source is not None else None
     asked = dataclasses.replace(asked, source_length=source)
-    _, tokens, _ = prepare(config, asked)
     measured, found = train_step(config, asked), memory(config, asked)
-    assert found.peak == pytest.approx(measured.peak, rel=0.1), (config, asked, tokens)
+    assert found.peak == pytest.approx(measured.peak, rel=0.1)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    model_configs(decoder_visibilities=("causal",), token_head=True),
+    model_configs(token_head=True),
     st.booleans(),
     st.builds(Workload, st.just("train"), *sizes, attention=st.sampled_from(["auto", "eager"])),
 )
@@ -87,7 +112,7 @@ def test_random_configurations(config: ModelConfig, dropout: bool, asked: Worklo
 @pytest.mark.long
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    model_configs(decoder_visibilities=("causal",), token_head=True),
+    model_configs(token_head=True),
     st.booleans(),
     st.builds(
         Workload,

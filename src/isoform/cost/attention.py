@@ -220,12 +220,14 @@ def _forward(s: _Sides) -> tuple[Stored, ...]:
     if s.converted:
         inside.append(s.stored("widened", s.projected, s.width))
     if s.kernel == "fused":
-        # A single query stands for its group; else keys are written out for every head of it.
-        if s.group > 1 and s.place.work.mode != "decode":
+        # A single query without a bias stands for its group; else keys are written out for every head of it.
+        biased = s.attention.positions.kind in ("alibi", "relative_buckets")
+        if s.group > 1 and (biased or s.place.work.mode != "decode"):
             inside.append(s.stored("repeated keys and values", s.repeated * 2, s.width))
         return tuple(inside)
     copies = 4 if s.width == 2 else 3 if s.attention.softcap is not None else 2
-    copied = constant(0) if s.lone else s.key * 2
+    # A cache lies by head already; fresh keys, and after them values, are copied.
+    copied = constant(0) if s.lone or s.place.work.mode == "decode" else s.key
     return *inside, s.stored("scores", s.pairs * copies, s.width), s.stored("copies", copied, s.width)
 
 

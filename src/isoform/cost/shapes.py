@@ -105,6 +105,8 @@ class _Notes:
         parameters = (_shape(p) for _, p in module.named_parameters(recurse=False))
         read = (_shape(getattr(x, "ids", x)) for x in inputs[:1])
         result = output[0] if isinstance(output, tuple) else output
+        if hasattr(result, "dense"):  # a bias, which is written out only where a kernel needs it
+            result = result.dense(next(module.parameters()).dtype)
         self.rows.append(Row(self._called(path), ", ".join(read), ", ".join(parameters), _shape(result)))
 
     def intermediates(self) -> None:

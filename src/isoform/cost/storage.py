@@ -126,7 +126,7 @@ class Place:
 
     def kernel(self, attention: Attention, columns: Formula) -> Kernel:
         """How an attention over so many keys is computed here."""
-        return self.work.kernel(attention, (self.rows * columns).value(self.sizes))
+        return self.work.kernel(attention, self.rows.value(self.sizes), columns.value(self.sizes))
 
     def widened(self, **more: int) -> Place:
         """The same place with further sizes."""

@@ -127,8 +127,9 @@ def _shared(stack: Stack, place: Place, weights: int) -> Block:
             continue  # added to the scores, which the backward pass does not look at
         biased = positions.kind in ("alibi", "relative_buckets")
         narrow = window is not None and window < place.keys.value(place.sizes)
-        if biased:
-            kept.append(place.stored("bias", grid * symbol("h"), inner, h=heads))
+        if biased:  # with the mask in it for a fused kernel; until the pass ends, the bias alone stays too
+            copies = 1 if train or not fused else 2
+            kept.append(place.stored("bias", grid * symbol("h") * copies, inner, h=heads))
         elif narrow or (not fused and stack.visibility != "bidirectional"):
             kept.append(place.stored("mask", grid, inner))
     return Block("shared", tuple(kept), weights=weights)

@@ -18,6 +18,7 @@ Optimizer = Literal["adamw", "adamw_master"]
 Loss = Literal["cross_entropy", "chunked"]
 Kernel = Literal["fused", "explicit", "composed"]
 
+EAGER_UP_TO = 64  # positions up to which attention is written out on a CPU in training
 FLEX_FROM = 2**20  # pairs from which on attention with a cap or a bias is fused on CUDA
 CHUNK = 2**25  # scores over the vocabulary that a chunked loss holds at once
 BYTES: dict[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -87,30 +88,28 @@ class Workload:
                 "dtype: 'float16' cannot hold gradients without loss scaling; choose 'bfloat16'"
             )
 
-    def kernel(self, attention: Attention, pairs: int) -> Kernel:
-        """How an attention over so many (query, key) pairs a head is computed (R28).
+    def kernel(self, attention: Attention, queries: int, keys: int) -> Kernel:
+        """How an attention of so many queries and keys a row is computed (R28).
 
         ``fused``: one kernel that never stores the weights [B, h, T, S]. ``explicit``: scores and weights are
         tensors. ``composed``: the entry point for fused kernels, asked for by name, falls back to products
-        that store them, as it does for a bias with a gradient, and on CPU for dropout.
+        that store them, as it does for a bias with a gradient, and on CPU for dropout. The choice under
+        ``auto`` is that of `isoform.nn.Attention`.
         """
-        train = self.mode == "train"
+        train, on_cpu = self.mode == "train", self.device == "cpu"
         capped, dropped = attention.softcap is not None, train and attention.dropout > 0
         trained = train and attention.positions.kind == "relative_buckets"
         if self.attention == "eager" or (self.attention == "sdpa" and capped):
             return "explicit"
         if self.attention == "sdpa":
-            return "composed" if trained or (dropped and self.device == "cpu") else "fused"
+            return "composed" if trained or (dropped and on_cpu) else "fused"
         if self.attention == "flex":
             return "fused"
-        if (
-            self.device == "cuda"
-            and not (trained or dropped)
-            and pairs >= FLEX_FROM
-            and self._flexible(attention)
-        ):
+        long = queries * keys >= FLEX_FROM
+        if long and not (on_cpu or trained or dropped) and self._flexible(attention):
             return "fused"
-        return "explicit" if capped or trained or (dropped and self.device == "cpu") else "fused"
+        short = train and on_cpu and max(queries, keys) <= EAGER_UP_TO
+        return "explicit" if capped or trained or short or (dropped and on_cpu) else "fused"
 
     def _flexible(self, attention: Attention) -> bool:
         width = attention.head_width
