@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,10 +19,15 @@ class Model:
     """One recorded model with its parts, each under a key that does not depend on how it is written."""
 
     def __init__(
-        self, recording: Recording, rounding: torch.dtype | None = None, *, native: bool = False
+        self,
+        recording: Recording,
+        rounding: torch.dtype | None = None,
+        *,
+        native: bool = False,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.recording = recording
-        self.graph = Graph(recording, rounding, native=native)
+        self.graph = Graph(recording, rounding, native=native, parameters=parameters)
         self.structure = Structure(self.graph)
         self.sources = self._sources()
         self.states = {self.state_key(n): n for n in [*self.structure.entries, *self.structure.states]}

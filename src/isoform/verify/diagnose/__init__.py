@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from isoform.errors import ShapeError
 from isoform.verify.align import Model
 from isoform.verify.diagnose import attention, ending, feed_forward, precision, stream, weights
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.probe import longer, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.record import Recording, record
@@ -43,10 +45,31 @@ def diagnose(
     Raises:
         ShapeError: results of different shape for what should be the same content.
     """
-    first = _recorded(reference, inputs)
-    second = _recorded(candidate, inputs if candidate_inputs is None else candidate_inputs)
-    found = examine(first, second)
-    return found
+    theirs = inputs if candidate_inputs is None else candidate_inputs
+    first, second = _recorded(reference, inputs), _recorded(candidate, theirs)
+    rounding = _rounding(first, second)
+    a, b = Model(first, rounding), Model(second, rounding)
+    found = examine(a, b)
+    if not probe or rounding is not None:
+        return found
+    if isinstance(reference, nn.Module) and isinstance(candidate, nn.Module):
+        assert inputs is not None and theirs is not None
+        pair = longer(reference, candidate, inputs, theirs)
+        if pair is not None:
+            a, b = Model(pair[0]), Model(pair[1])
+    ours, other = other_weights(a, b)
+    return _with_latent(found, examine(reweighted(a, ours), reweighted(b, other), latent=True))
+
+
+def _with_latent(found: Diagnosis, probed: Diagnosis) -> Diagnosis:
+    """What the probe shows and the models as given do not."""
+    known = set(found.kinds())
+    latent = tuple(f for f in probed.findings if f.kind not in known)
+    if found.verdict == "differs" and not all(f.kind != "unexplained" for f in found.findings):
+        latent = tuple(f for f in latent if f.kind != "unexplained")
+    if not latent:
+        return found
+    return dataclasses.replace(found, verdict="differs", findings=(*found.findings, *latent))
 
 
 def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:
@@ -57,10 +80,9 @@ def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:
     return record(model, inputs)
 
 
-def examine(first: Recording, second: Recording) -> Diagnosis:
-    """Compare two recordings on the values that they hold."""
-    rounding = _rounding(first, second)
-    a, b = Model(first, rounding), Model(second, rounding)
+def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
+    """Compare two models on the values that they hold."""
+    first, second, rounding = a.recording, b.recording, a.graph.rounding
     ours, theirs = result(a), result(b)
     if ours.shape[:2] != theirs.shape[:2]:
         raise ShapeError(
@@ -81,13 +103,13 @@ def examine(first: Recording, second: Recording) -> Diagnosis:
         return Diagnosis(first.subject, second.subject, verdict, (), {**evidence, "as_run": native})
     if difference > allowed:
         run(case)
-    findings = case.findings()
+    findings = case.findings(latent=latent)
     if not findings and rounding is not None and difference <= 8 * torch.finfo(rounding).eps:
         return Diagnosis(first.subject, second.subject, "noise", (), evidence)
     if not findings:
         place = case.place("whole model", a.graph.output, b.graph.output)
         case.add("unexplained", place, "gives one result", "gives another", b.graph.output)
-        findings = case.findings()
+        findings = case.findings(latent=latent)
     return Diagnosis(first.subject, second.subject, "differs", tuple(findings), evidence)
 
 

@@ -143,7 +143,8 @@ def layer_of(model: Model, node: int) -> int | None:
     starts = [min(p.linear.node for _, p in s.parts()) if s.parts() else s.softmax for s in own]
     ends = [i.out.out for i in structure.inners] + [s.out.out for s in structure.sites if s.out is not None]
     if node > max(ends, default=node):
-        return None
+        post = any(structure.trunk.get(s, s) != s for s in structure.states)
+        return len(own) - 1 if post and structure.chain(node)[-1] in structure.states else None
     before = [i for i, start in enumerate(starts) if start <= node]
     reads = [p.linear.read for _, p in own[0].parts()]
     if not before:

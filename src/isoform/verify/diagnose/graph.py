@@ -54,7 +54,12 @@ class Graph:
     """
 
     def __init__(
-        self, recording: Recording, rounding: torch.dtype | None = None, *, native: bool = False
+        self,
+        recording: Recording,
+        rounding: torch.dtype | None = None,
+        *,
+        native: bool = False,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.recording = recording
         self.native = native
@@ -70,7 +75,9 @@ class Graph:
         self.output = int(recording.output.name)
         self.useful = self._ancestors([self.output])
         self.values: list[Tensor] = []
-        self._constants: dict[Ref, Tensor] = {}
+        self._constants: dict[Ref, Tensor] = {
+            Ref("parameter", name): value for name, value in (parameters or {}).items()
+        }
         if native:
             self.values = [node.value for node in self.nodes]
         for node in () if native else self.nodes:

@@ -1,0 +1,248 @@
+"""The same two models with other weights and inputs, on which nothing is hidden.
+
+Zero biases, unit gains, small weights, empty padding rows, short inputs without padding: each lets a fault pass.
+Both recordings are run again with values that break these, the same in both through their correspondence. The
+modules themselves are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isoform.errors import IsoformError
+from isoform.verify.align import Model, Part, Rows, match_rows, rows_of, whole
+from isoform.verify.record import Recording, record
+from isoform.verify.subject import Inputs, Subject, vocabulary_size
+
+LONGER = 12
+"""Positions that are added where inputs can be made longer."""
+
+Values = dict[str, Tensor]
+
+
+def longer(
+    first: nn.Module, second: nn.Module, inputs: Inputs, other: Inputs
+) -> tuple[Recording, Recording] | None:
+    """Record both with more positions, and with padding where there is a mask without any; None: not possible."""
+    try:
+        given = [_extended(Subject(m, i)) for m, i in ((first, inputs), (second, other))]
+        if given[0] is None or given[1] is None:
+            return None
+        return record(first, given[0]), record(second, given[1])
+    except (IsoformError, RuntimeError, IndexError, ValueError, TypeError):
+        return None
+
+
+def _extended(subject: Subject) -> dict[str, Any] | None:
+    kwargs = dict(subject.kwargs)
+    for number, stream in enumerate(subject.streams):
+        value = kwargs[stream.name]
+        if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point():
+            return None
+        real = subject.real(stream)
+        left = bool((~real[:, 0]).any())
+        generator = torch.Generator().manual_seed(20 + number)
+        size = max(vocabulary_size(subject.module), int(value.max()) + 1)
+        size = min(size, int(value[real].max()) + 1)  # ids that are known to be valid
+        fresh = torch.randint(0, size, (len(value), LONGER), generator=generator).to(value)
+        low = int(value[real].min())
+        fresh = fresh.clamp(min=low)
+        kwargs[stream.name] = torch.cat([value, fresh] if left else [fresh, value], 1)
+        mask = kwargs.get(stream.mask) if stream.mask else None
+        if isinstance(mask, Tensor):
+            if mask.shape != value.shape:
+                return None
+            truth = stream.truth == "real"
+            more = torch.full(fresh.shape, truth).to(mask)
+            new = torch.cat([mask, more] if left else [more, mask], 1)
+            if bool(real.all()) and len(value) > 1 and value.shape[1] > 2:
+                new[-1, -2:] = not truth
+            kwargs[str(stream.mask)] = new
+    for name, value in kwargs.items():
+        known = {s.name for s in subject.streams} | {s.mask for s in subject.streams}
+        if isinstance(value, Tensor) and name not in known and value.dim() >= 2:
+            return None
+    return kwargs
+
+
+def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
+    """New values for parameters of both models that hide something, the same in both where they correspond."""
+    ours: Values = {}
+    theirs: Values = {}
+    factor = _factor(a)
+    if factor != 1.0:
+        for model, values in ((a, ours), (b, theirs)):
+            for name, value in model.recording.parameters.items():
+                if name in model.recording.trained and value.dim() >= 2:
+                    values[name] = value.double() * factor
+    generator = torch.Generator().manual_seed(31)
+    _tables(a, b, ours, theirs, generator)
+    for one, two in _maps(a, b):
+        _biases(a, b, one, two, ours, theirs, generator)
+    for one, two in _wires(a, b):
+        _vectors(a, b, one, two, ours, theirs, generator)
+    return ours, theirs
+
+
+def _factor(model: Model) -> float:
+    """Bring small weights to a size at which norms, softmax and activations are not linear."""
+    sizes = [float(m.weight.square().sum(1).mean().sqrt()) for m in model.structure.linears]
+    sizes = sorted(s for s in sizes if s > 0)
+    if not sizes:
+        return 1.0
+    middle = sizes[len(sizes) // 2]
+    return 1.0 if middle > 0.4 else 1.2 / middle
+
+
+def _tables(a: Model, b: Model, ours: Values, theirs: Values, generator: torch.Generator) -> None:
+    """Rows of the token table that are all zero."""
+    for one, two in zip(a.structure.entries, b.structure.entries, strict=False):
+        names = [_direct(m, n) for m, n in ((a, one), (b, two))]
+        if names[0] is None or names[1] is None:
+            continue
+        x, y = a.recording.parameters[names[0]], b.recording.parameters[names[1]]
+        if x.dim() != 2 or x.shape != y.shape:
+            continue
+        empty = (x == 0).all(1) & (y == 0).all(1)
+        if bool(empty.any()):
+            noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+            for values, name, table in ((ours, names[0], x), (theirs, names[1], y)):
+                values[name] = torch.where(empty[:, None], noise, values.get(name, table.double()))
+
+
+def _direct(model: Model, node: int) -> str | None:
+    names = [str(r.name) for r in model.graph.nodes[node].refs() if r.kind == "parameter"]
+    return names[0] if len(names) == 1 else None
+
+
+def _maps(a: Model, b: Model) -> list[tuple[list[Part], list[Part]]]:
+    """Linear maps that correspond."""
+    found: list[tuple[list[Part], list[Part]]] = []
+    for x, y in zip(a.structure.sites, b.structure.sites, strict=False):
+        found += [(x.q, y.q), (x.k, y.k), (x.v, y.v)]
+        if x.out is not None and y.out is not None:
+            found.append((whole([x.out]), whole([y.out])))
+    for x, y in zip(a.structure.inners, b.structure.inners, strict=False):
+        found.append((whole(x.sources), whole(y.sources)))
+        found.append((whole([x.out]), whole([y.out])))
+    heads = [[n for n in m.structure.linears if n.role == "head"] for m in (a, b)]
+    found += [(whole([x]), whole([y])) for x, y in zip(*heads, strict=False)]
+    return [pair for pair in found if pair[0] and pair[1]]
+
+
+def _biases(
+    a: Model,
+    b: Model,
+    one: list[Part],
+    two: list[Part],
+    ours: Values,
+    theirs: Values,
+    generator: torch.Generator,
+) -> None:
+    wa, bias_a = rows_of(one)
+    wb, bias_b = rows_of(two)
+    if wa.shape != wb.shape or float(bias_a.abs().max()) > 0 or float(bias_b.abs().max()) > 0:
+        return
+    rows = match_rows(wa, wb)
+    if not rows.complete:
+        rows = Rows(torch.arange(len(wb)), torch.ones(len(wb), dtype=torch.float64))
+        if float((wa - wb).abs().max()) > 1e-6 * float(wa.abs().max()):
+            return
+    noise = 0.3 * torch.randn(len(wa), generator=generator, dtype=torch.float64)
+    _put_bias(a, one, noise, ours)
+    _put_bias(b, two, rows.scale * noise[rows.index], theirs)
+
+
+def _put_bias(model: Model, parts: list[Part], noise: Tensor, values: Values) -> None:
+    at = 0
+    for part in parts:
+        names, width = part.linear.bias_names, len(part.columns)
+        if part.linear.has_bias and len(names) == 1:
+            name = names[0]
+            old = values.get(name, model.recording.parameters[name].double())
+            if old.numel() == part.linear.weight.shape[0]:
+                new = old.clone().reshape(-1)
+                new[part.columns] = noise[at : at + width]
+                values[name] = new.reshape(old.shape)
+        at += width
+
+
+def _wires(a: Model, b: Model) -> list[tuple[list[str], list[str]]]:
+    """Vectors of parameters used between points of the stream that correspond, in order of use."""
+    found: list[tuple[list[str], list[str]]] = []
+    for key, node in a.states.items():
+        other = b.states.get(key)
+        if other is not None:
+            ends = a.structure.trunk.get(node, node), b.structure.trunk.get(other, other)
+            found.append((_used(a, ends[0], node), _used(b, ends[1], other)))
+    for key, node in a.reads.items():
+        other = b.reads.get(key)
+        if other is None:
+            continue
+        sides: list[list[str]] = []
+        for model, read in ((a, node), (b, other)):
+            tops = model.structure.tops(read)
+            top = model.structure.trunk.get(tops[0], tops[0]) if len(tops) == 1 else read
+            sides.append(_used(model, read, top))
+        found.append((sides[0], sides[1]))
+    for x, y in zip(a.structure.sites, b.structure.sites, strict=False):
+        for one, two in ((x.query, y.query), (x.key, y.key)):
+            found.append((_used(a, one, None), _used(b, two, None)))
+    return found
+
+
+def _used(model: Model, target: int, source: int | None) -> list[str]:
+    if target == source:
+        return []
+    graph = model.graph
+    stops = model.structure.stops if source is None else {source}
+    found: dict[str, None] = {}
+
+    def visit(number: int) -> None:
+        for ref in graph.nodes[number].refs():
+            if ref.kind == "parameter":
+                found[str(ref.name)] = None
+            elif ref.kind == "node" and not graph.live[int(ref.name)]:
+                visit(int(ref.name))
+
+    for number in graph.region(target, stops):
+        visit(number)
+    parameters = model.recording.parameters
+    return [n for n in found if n in model.recording.trained and parameters[n].dim() == 1]
+
+
+def _vectors(
+    a: Model,
+    b: Model,
+    one: list[str],
+    two: list[str],
+    ours: Values,
+    theirs: Values,
+    generator: torch.Generator,
+) -> None:
+    """Gains and biases of norms that are all one or all zero."""
+    flat = [[n for n in names if _constant(m, n) is not None] for m, names in ((a, one), (b, two))]
+    if len(one) != len(two):
+        return
+    for x, y in zip(one, two, strict=True):
+        if x not in flat[0] or y not in flat[1] or x in ours or y in theirs:
+            continue
+        value_a, value_b = a.recording.parameters[x].double(), b.recording.parameters[y].double()
+        if value_a.shape != value_b.shape:
+            continue
+        noise = 0.3 * torch.randn(value_a.shape, generator=generator, dtype=torch.float64)
+        ours[x], theirs[y] = value_a + noise, value_b + noise
+
+
+def _constant(model: Model, name: str) -> float | None:
+    value = model.recording.parameters[name]
+    return float(value[0]) if bool((value == value[0]).all()) else None
+
+
+def reweighted(model: Model, values: Mapping[str, Tensor]) -> Model:
+    """The model with other parameters."""
+    return Model(model.recording, model.graph.rounding, parameters=values)
