@@ -215,3 +215,37 @@ def test_a_backward_pass_that_is_not_finite_is_named(tmp_path: Path) -> None:
         DivergenceError, match=r"step 3.*belongs to decoder\.layers\.0\.feed_forward\.body\.up"
     ):
         fit(model, toys.pairs(), None, settings(validate_every=None), tmp_path, quiet=True)
+
+
+def test_a_validation_that_is_not_finite_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from isoform.training import loop
+
+    monkeypatch.setattr(loop, "mean_nll", lambda *arguments: (float("nan"), 1))
+    with pytest.raises(DivergenceError, match="after step 4 the validation NLL is nan"):
+        run(tmp_path)
+
+
+def test_without_validation_the_last_weights_stay(tmp_path: Path) -> None:
+    model = toys.pair_model()
+    chosen = settings(steps=7, checkpoint_every=5, log_every=3)
+    result = fit(model, toys.pairs(), None, chosen, tmp_path, quiet=True)
+    assert result.weights == "last" and result.validation_nll is None
+    store = Store(tmp_path / "checkpoints")
+    weights = store.weights(7)
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    assert [line.step for line in read_log(tmp_path / "log.csv")][-1] == 7
+    before = store.path(7).stat().st_ino
+    fit(toys.pair_model(), toys.pairs(), None, chosen, tmp_path, quiet=True)
+    assert store.path(7).stat().st_ino == before
+
+
+@pytest.mark.long
+def test_compiled_stacks_learn_the_same(tmp_path: Path) -> None:
+    losses = []
+    for flag in (False, True):
+        model = toys.pair_model()
+        chosen = settings(steps=3, compile=flag)
+        fit(model, toys.pairs(), None, chosen, tmp_path / str(flag), quiet=True)
+        losses.append([line.train_nll for line in read_log(tmp_path / str(flag) / "log.csv")])
+        assert model.decoder is not None and model.decoder._compiled_call_impl is None
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

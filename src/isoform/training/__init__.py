@@ -4,7 +4,6 @@ from isoform.training.config import PresetModel, RunConfig, Vocabularies, apply_
 from isoform.training.evaluation_config import BeamSearch, Evaluation, GreedySearch
 from isoform.training.fit import fit
 from isoform.training.guard import DivergenceError
-from isoform.training.loop import FitResult
 from isoform.training.loss import (
     Sums,
     Work,
@@ -15,6 +14,7 @@ from isoform.training.loss import (
     smoothed_cross_entropy,
 )
 from isoform.training.preflight import RunPreflight, preflight
+from isoform.training.result import FitResult
 from isoform.training.schedule import Constant, Cosine, InverseSqrt, Linear, Noam, Schedule, rate
 from isoform.training.settings import Optimizer, Training
 from isoform.training.train import TrainResult, check, inspect_data, train

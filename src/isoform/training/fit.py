@@ -12,7 +12,8 @@ from isoform.config.files import read, write
 from isoform.errors import ConfigError
 from isoform.nn import Transformer
 from isoform.training.lock import locked
-from isoform.training.loop import FitResult, run_loop
+from isoform.training.loop import run_loop
+from isoform.training.result import FitResult
 from isoform.training.settings import Training
 from isoform.training.updates import AnyBatches
 

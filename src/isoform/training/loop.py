@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from isoform.config.files import write_text
 from isoform.errors import ConfigError
-from isoform.nn import Transformer
-from isoform.training.checkpoint import Store, fill
-from isoform.training.guard import Guard, Micro
+from isoform.nn import Stack, Transformer
+from isoform.training.checkpoint import Store
+from isoform.training.guard import DivergenceError, Guard, Micro
 from isoform.training.interrupt import Interrupt
 from isoform.training.log import CsvLog, Sink, TensorBoardLog, read_log
 from isoform.training.loss import Work, batch_loss
@@ -26,44 +27,15 @@ from isoform.training.optimizer import adamw, set_rate, update
 from isoform.training.picture import draw_losses
 from isoform.training.precision import Chosen, autocast, choose, device_of, dtype_of
 from isoform.training.progress import Display
+from isoform.training.result import FitResult, Stop
 from isoform.training.schedule import rate
+from isoform.training.selection import choose_weights
 from isoform.training.settings import Training
 from isoform.training.state import RunState
 from isoform.training.trial import Trial, step_seconds, trial_step
 from isoform.training.updates import AnyBatches, Updates, total_steps
 from isoform.training.validation import mean_nll
 from isoform.training.window import Window
-
-Stop = Literal["steps", "max_seconds", "patience", "signal"]
-
-
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """How a fit ended.
-
-    Attributes:
-        state: counters at the last update.
-        stop: why it ended; after ``"signal"`` the same call goes on.
-        signal: number of the signal, if that was it.
-        weights: which weights the network was left with: the ``"best"`` checkpoint's, the mean of the last
-            (``"average"``), or the ``"last"``.
-        validation_nll: of these weights; None without a validation part.
-        precision: what the arithmetic ran in.
-        trial: the step tried before the first; None when the run was resumed.
-    """
-
-    state: RunState
-    stop: Stop
-    signal: int | None
-    weights: Literal["best", "average", "last"]
-    validation_nll: float | None
-    precision: Chosen
-    trial: Trial | None
-
-    @property
-    def finished(self) -> bool:
-        """Whether training came to its end."""
-        return self.stop != "signal"
 
 
 def run_loop(
@@ -106,23 +78,22 @@ class _Loop:
         self.precision: Chosen = self._precision()
         model.to(dtype_of(self.precision))
         if settings.compile:
-            for stack in (model.encoder, model.decoder):
-                if stack is not None:
-                    stack.compile(dynamic=True)
+            for stack in self._stacks():
+                stack.compile(dynamic=True)
         self.optimizer = adamw(model, settings.optimizer)
         self.parameters = list(model.parameters())
         self.total = total_steps(train, settings)
         self.trial = trial
         self.state, remarks = self._begin()
         self.guard = Guard(self.device, where)
+        self.sinks: list[Sink] = [CsvLog(folder / "log.csv", self.state.step)]
+        if settings.tensorboard:
+            self.sinks.append(TensorBoardLog(folder / "tensorboard", self.state.step))
         self.display = Display(
             total=self.total, seconds=settings.max_seconds, done=self.state.step, quiet=quiet
         )
         for remark in remarks:
             self.display.say(remark)
-        self.sinks: list[Sink] = [CsvLog(folder / "log.csv", self.state.step)]
-        if settings.tensorboard:
-            self.sinks.append(TensorBoardLog(folder / "tensorboard", self.state.step))
         self.window = Window(self.device, self.state.window)
         self._started, self._before = time.monotonic(), self.state.seconds
 
@@ -133,9 +104,15 @@ class _Loop:
                 stop = self._steps(interrupt)
             return self._finish(stop, interrupt.signal)
         finally:
+            for stack in self._stacks():
+                # What `compile` sets: the network is handed back plain.
+                stack._compiled_call_impl = None  # pyright: ignore[reportPrivateUsage]
             self.display.close()
             for sink in self.sinks:
                 sink.close()
+
+    def _stacks(self) -> list[Stack]:
+        return [stack for stack in (self.model.encoder, self.model.decoder) if stack is not None]
 
     def _context(self) -> Any:
         return autocast(self.precision, self.device)
@@ -207,12 +184,17 @@ class _Loop:
                 if save or best:
                     self._save()
         self._check()
-        if stop != "signal" and self.state.validated_step != self.state.step:
-            self._close_window(validate=True)
+        self._close(finished=stop != "signal")
+        return stop
+
+    def _close(self, *, finished: bool) -> None:
+        """Leave a checkpoint of the last update; of a finished run also the last line and validation."""
+        unseen = self.validation is not None and self.state.validated_step != self.state.step
+        if finished and (unseen or self.window.updates):
+            self._close_window(validate=unseen)
             self._save()
         elif self.state.step not in self.store.steps():
             self._save()
-        return stop
 
     def _check(self) -> None:
         self.guard.check(self.model, self._context, self.settings.label_smoothing)
@@ -252,7 +234,7 @@ class _Loop:
         )
         best = False
         if validate and self.validation is not None:
-            nll, _ = mean_nll(self.model, self.validation, self.device, self._context)
+            nll = self._validate()
             best = state.best_nll is None or nll < state.best_nll
             state.waiting = 0 if best else state.waiting + 1
             state.validated_step = state.step
@@ -266,6 +248,13 @@ class _Loop:
             self.display.line(line)
         self.window = Window(self.device)
         return best
+
+    def _validate(self) -> float:
+        assert self.validation is not None
+        nll, _ = mean_nll(self.model, self.validation, self.device, self._context)
+        if not math.isfinite(nll):
+            raise DivergenceError(f"after step {self.state.step} the validation NLL is {nll}")
+        return nll
 
     def _save(self) -> None:
         """A checkpoint. Between two lines of the log it takes along what the next line will sum up."""
@@ -290,30 +279,13 @@ class _Loop:
         """Leave the network with the weights that validation chooses (R35)."""
         state = self.state
         result = FitResult(state, stop, signal, "last", None, self.precision, self.trial)
-        if stop == "signal":
+        if not result.finished:
             return result
-        if self.validation is not None and state.best_step is not None:
-            self.store.load_weights(state.best_step, self.model)
-            result = dataclasses.replace(result, weights="best", validation_nll=state.best_nll)
-            if (mean := self._mean_is_better()) is not None:
-                result = dataclasses.replace(result, weights="average", validation_nll=mean)
+        if self.validation is not None:
+            weights, nll = choose_weights(
+                self.model, self.store, state, self._average_steps(), self._validate, self.display.say
+            )
+            result = dataclasses.replace(result, weights=weights, validation_nll=nll)
         draw_losses(read_log(self.folder / "log.csv"), self.folder / "loss.png", best_step=state.best_step)
         self.model.eval()
         return result
-
-    def _mean_is_better(self) -> float | None:
-        """The NLL of the mean of the last checkpoints where that is the lowest; the network then has it."""
-        steps, best = self._average_steps(), self.state.best_nll
-        if self.settings.average_last == 1 or len(steps) == 1:
-            return None
-        assert self.validation is not None and self.state.best_step is not None and best is not None
-        fill(self.model, self.store.average(steps), "mean of checkpoints")
-        nll, _ = mean_nll(self.model, self.validation, self.device, self._context)
-        self.display.say(
-            f"mean of the checkpoints of steps {', '.join(map(str, steps))}: validation NLL {nll:.4f};"
-            f" the best checkpoint has {best:.4f}"
-        )
-        if nll < best:
-            return nll
-        self.store.load_weights(self.state.best_step, self.model)
-        return None

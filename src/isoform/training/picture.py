@@ -17,8 +17,8 @@ def draw_losses(lines: Sequence[Line], path: Path, *, best_step: int | None) -> 
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(7, 4), dpi=120)
+    axes = figure.add_axes((0.1, 0.13, 0.86, 0.82))
     train = [line for line in lines if line.train_nll is not None]
     if any(line.train_loss != line.train_nll for line in train):
         axes.plot(

@@ -20,9 +20,10 @@ from isoform.nn import Transformer, build
 from isoform.training.config import RunConfig, Vocabularies
 from isoform.training.fit import agree
 from isoform.training.lock import locked
-from isoform.training.loop import FitResult, run_loop
+from isoform.training.loop import run_loop
 from isoform.training.preflight import RunPreflight, preflight
 from isoform.training.protocol import protocol_of
+from isoform.training.result import FitResult
 from isoform.training.trial import Trial
 
 if TYPE_CHECKING:
