@@ -15,7 +15,7 @@ from isoform.nn.cache import LayerCache
 from isoform.nn.capture import tap, wanted
 from isoform.nn.dropout import dropout
 from isoform.nn.kernels import Heads, flex, fused
-from isoform.nn.linear import Packed
+from isoform.nn.linear import Linear, Packed
 from isoform.nn.norms import norm
 from isoform.nn.positions import rotate
 from isoform.nn.reading import Reading
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         q_width, kv_width = cfg.n_heads * cfg.head_width, cfg.n_kv_heads * cfg.head_width
         bias = cfg.bias
         if cross:
-            self.query = nn.Linear(d_model, q_width, bias=bias.query)
+            self.query = Linear(d_model, q_width, bias=bias.query)
             self.key_value = Packed(
                 d_model, {"key": kv_width, "value": kv_width}, {"key": bias.key, "value": bias.value}
             )
@@ -52,7 +52,7 @@ class Attention(nn.Module):
                 {"query": q_width, "key": kv_width, "value": kv_width},
                 {"query": bias.query, "key": bias.key, "value": bias.value},
             )
-        self.output = nn.Linear(q_width, d_model, bias=bias.output)
+        self.output = Linear(q_width, d_model, bias=bias.output)
         qk = cfg.qk_norm
         per_head = qk is not None and qk.axis == "head"
         self.query_norm = norm(qk.norm if qk else None, cfg.head_width if per_head else q_width)
@@ -78,6 +78,10 @@ class Attention(nn.Module):
             if memory is None:
                 raise ShapeError("cross-attention needs the memory of the source")
             k, v = memory if isinstance(memory, tuple) else self.project_memory(memory)
+            if k.shape[0] != x.shape[0]:
+                raise ShapeError(
+                    f"queries of shape {list(x.shape)} cannot read a memory of {k.shape[0]} rows"
+                )
             q = self._normed(q, self.query_norm)
         else:
             q, k, v = self._self_heads(x, reading)
@@ -166,17 +170,14 @@ class Attention(nn.Module):
             fits = cfg.head_width >= 16 and cfg.head_width & (cfg.head_width - 1) == 0
             if fits and q.dtype != torch.float64 and (cfg.softcap or bias or lowered.by_pair):
                 return "flex"
-        # The fused entry point has no cap; a bias with a gradient, or dropout on a CPU, send it to a path
-        # that stores the weights too, and more than is needed.
-        explicit = cfg.softcap is not None or trained or (share > 0.0 and q.device.type == "cpu")
-        # The backward pass of the CPU's fused kernel is slow on short rows: at 8 to 64 positions writing the
-        # weights out took 0.35 to 0.99 of its time with heads 4 × 32, 4 × 48 and 8 × 64 on two threads (1.2 at
-        # 8 × 64 and 64 positions).
+        # The fused entry point has no cap. With a bias that has a gradient, or with dropout on a CPU, it stores
+        # the weights too, and more than is needed. On a CPU's short rows its backward pass is slow: at 8 to 64
+        # positions, writing the weights out took 0.35 to 0.99 of its time with heads 4 × 32, 4 × 48 and 8 × 64
+        # on two threads (1.2 at 8 × 64 and 64 positions).
+        learns = torch.is_grad_enabled() and q.requires_grad
         short = max(q.shape[2], lowered.key.length) <= EAGER_UP_TO
-        explicit = explicit or (
-            short and q.device.type == "cpu" and torch.is_grad_enabled() and q.requires_grad
-        )
-        return "eager" if explicit else "sdpa"
+        slow = q.device.type == "cpu" and (share > 0.0 or (short and learns))
+        return "eager" if cfg.softcap is not None or trained or slow else "sdpa"
 
     def _eager(self, q: Heads, k: Heads, v: Heads, reading: Reading) -> Heads:
         batch, h, t, width = q.shape

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from isoform import config
 from isoform.errors import ShapeError
 from isoform.nn.capture import tap
 from isoform.nn.dropout import dropout
+from isoform.nn.linear import Linear, lookup
 from isoform.nn.norms import norm
 from isoform.nn.positions import Learned, Sinusoidal
 from isoform.tokens import Tokens
@@ -37,9 +37,7 @@ class Embedding(nn.Module):
         self.token_types = nn.Parameter(torch.empty(cfg.n_token_types, width)) if cfg.n_token_types else None
         self.norm = norm(cfg.norm, width)
         project = cfg.projection
-        self.projection = (
-            nn.Identity() if project is None else nn.Linear(cfg.width, d_model, bias=project.bias)
-        )
+        self.projection = nn.Identity() if project is None else Linear(cfg.width, d_model, bias=project.bias)
         self.early = early
 
     def forward(
@@ -47,7 +45,7 @@ class Embedding(nn.Module):
     ) -> Float[Tensor, "batch length d_model"]:
         """The first hidden state. Ids at padded places are not looked up: row 0 stands in for them."""
         ids = tokens.ids if tokens.real is None else tokens.ids.masked_fill(~tokens.real, 0)
-        x = F.embedding(ids, self.weight)
+        x = lookup(ids, self.weight, "token id")
         if self.scale != 1.0:
             # The factor in the table's own dtype, as implementations that run in half precision have it.
             x = x * torch.tensor(self.scale, dtype=x.dtype, device=x.device)
@@ -69,7 +67,7 @@ class Embedding(nn.Module):
             return self.token_types[0]
         types = tokens.token_types
         types = types if tokens.real is None else types.masked_fill(~tokens.real, 0)
-        return F.embedding(types, self.token_types)
+        return lookup(types, self.token_types, "token type")
 
     def extra_repr(self) -> str:
         cfg = self.cfg

@@ -11,6 +11,7 @@ from isoform import config
 from isoform.nn.activations import activation
 from isoform.nn.capture import tap
 from isoform.nn.dropout import dropout
+from isoform.nn.linear import Linear
 
 
 class Router(nn.Module):
@@ -19,7 +20,7 @@ class Router(nn.Module):
     def __init__(self, cfg: config.Experts, d_model: int) -> None:
         super().__init__()
         self.cfg = cfg
-        self.scores = nn.Linear(d_model, cfg.n_experts, bias=cfg.router_bias)
+        self.scores = Linear(d_model, cfg.n_experts, bias=cfg.router_bias)
         self.balance: Tensor | None = None
 
     def forward(

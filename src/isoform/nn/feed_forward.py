@@ -9,7 +9,7 @@ from isoform import config
 from isoform.nn.activations import activation
 from isoform.nn.capture import tap
 from isoform.nn.dropout import dropout
-from isoform.nn.linear import Packed
+from isoform.nn.linear import Linear, Packed
 
 
 class TwoLayer(nn.Module):
@@ -19,8 +19,8 @@ class TwoLayer(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.activation = activation(cfg.activation)
-        self.up = nn.Linear(d_model, cfg.width, bias=cfg.bias_up)
-        self.down = nn.Linear(cfg.width, d_model, bias=cfg.bias_down)
+        self.up = Linear(d_model, cfg.width, bias=cfg.bias_up)
+        self.down = Linear(cfg.width, d_model, bias=cfg.bias_down)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same map at every position."""
@@ -39,7 +39,7 @@ class Gated(nn.Module):
         self.gate_up = Packed(
             d_model, {"gate": cfg.width, "up": cfg.width}, {"gate": cfg.bias_gate, "up": cfg.bias_up}
         )
-        self.down = nn.Linear(cfg.width, d_model, bias=cfg.bias_down)
+        self.down = Linear(cfg.width, d_model, bias=cfg.bias_down)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same map at every position."""

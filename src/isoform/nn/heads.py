@@ -11,6 +11,7 @@ from isoform import config
 from isoform.nn.activations import activation
 from isoform.nn.capture import tap
 from isoform.nn.dropout import dropout
+from isoform.nn.linear import Linear
 from isoform.nn.norms import norm
 
 
@@ -19,7 +20,7 @@ class Transform(nn.Module):
 
     def __init__(self, cfg: config.Transform, d_model: int, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(d_model, width, bias=cfg.bias)
+        self.dense = Linear(d_model, width, bias=cfg.bias)
         self.activation = activation(cfg.activation)
         self.norm = norm(cfg.norm, width)
 
@@ -58,7 +59,7 @@ class Dense(nn.Module):
 
     def __init__(self, cfg: config.Pooler, d_model: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(d_model, d_model, bias=cfg.bias)
+        self.dense = Linear(d_model, d_model, bias=cfg.bias)
         self.activation = activation(cfg.activation)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -90,7 +91,7 @@ class SequenceHead(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.pooler = nn.Identity() if cfg.pooler is None else Dense(cfg.pooler, d_model)
-        self.labels = nn.Linear(d_model, cfg.n_labels, bias=cfg.bias)
+        self.labels = Linear(d_model, cfg.n_labels, bias=cfg.bias)
 
     def forward(
         self, hidden: Float[Tensor, "batch length d_model"], real: Bool[Tensor, "batch length"] | None
@@ -108,7 +109,7 @@ class TaggingHead(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.dense = nn.Identity() if cfg.dense is None else Dense(cfg.dense, d_model)
-        self.labels = nn.Linear(d_model, cfg.n_labels, bias=cfg.bias)
+        self.labels = Linear(d_model, cfg.n_labels, bias=cfg.bias)
 
     def forward(self, hidden: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length labels"]:
         """The scores."""

@@ -1,13 +1,53 @@
-"""Several independent projections of one input in one matrix product (R2, R9)."""
+"""Affine maps, and several independent ones of one input in one matrix product (R2, R9)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from isoform.errors import ShapeError
+
+
+def check_width(x: Tensor, width: int, what: str) -> None:
+    """Refuse an input whose last axis does not fit, naming both shapes (R1).
+
+    Raises:
+        ShapeError: the last axis of ``x`` is not ``width``.
+    """
+    if x.shape[-1] != width:
+        raise ShapeError(f"input of shape {list(x.shape)} does not fit {what}: its last axis must be {width}")
+
+
+def lookup(
+    rows: Int[Tensor, "*batch"], table: Float[Tensor, "n width"], what: str
+) -> Float[Tensor, "*batch width"]:
+    """Rows of a table.
+
+    Raises:
+        ShapeError: a row that the table does not have (on the CPU; elsewhere the device reports it).
+    """
+    try:
+        return F.embedding(rows, table)
+    except IndexError:
+        worst = rows.max() if int(rows.max()) >= table.shape[0] else rows.min()
+        raise ShapeError(f"{what} {int(worst)} is not in a table of {table.shape[0]} rows") from None
+
+
+class Linear(nn.Linear):
+    """x W + b, stored [out, in]."""
+
+    def forward(self, input: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        """Map the last axis.
+
+        Raises:
+            ShapeError: the input has another width (R1).
+        """
+        check_width(input, self.in_features, f"a weight of shape {list(self.weight.shape)}")
+        return F.linear(input, self.weight, self.bias)
 
 
 class Packed(nn.Module):
@@ -32,7 +72,12 @@ class Packed(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_bias)) if n_bias else None
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch total"]:
-        """All projections, concatenated in the order of ``parts``."""
+        """All projections, concatenated in the order of ``parts``.
+
+        Raises:
+            ShapeError: the input has another width (R1).
+        """
+        check_width(x, self.in_features, f"a weight of shape {list(self.weight.shape)}")
         return F.linear(x, self.weight, self.full_bias())
 
     def project(self, x: Float[Tensor, "*batch width"]) -> tuple[Tensor, ...]:

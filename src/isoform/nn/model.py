@@ -74,6 +74,8 @@ class Transformer(nn.Module):
                 if source is not None
                 else "this network is an encoder–decoder: pass source=Tokens(…)"
             )
+        if source is not None and source.batch != tokens.batch:
+            raise ShapeError(f"source has shape {list(source.ids.shape)}, tokens {list(tokens.ids.shape)}")
         memory = None if source is None else self.encode(source)
         hidden = self.hidden(tokens, memory=memory, visibility=visibility, cross=cross)
         left = None if memory is None else memory.hidden

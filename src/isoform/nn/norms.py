@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoform import config
+from isoform.nn.linear import check_width
 
 
 class Norm(nn.Module):
@@ -24,7 +25,12 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if cfg.bias else None
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Normalise the last axis."""
+        """Normalise the last axis.
+
+        Raises:
+            ShapeError: the input has another width (R1).
+        """
+        check_width(x, self.width, f"a norm of shape [{self.width}]")
         cfg, gain = self.cfg, self.weight
         if gain is not None and cfg.gain_offset:
             gain = gain + cfg.gain_offset

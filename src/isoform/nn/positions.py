@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from isoform import config
 from isoform.errors import ShapeError
+from isoform.nn.linear import lookup
 
 
 class Sinusoidal(nn.Module):
@@ -62,7 +63,7 @@ class Learned(nn.Module):
                 f"{positions.shape[-1]} positions asked for, the learned table has {self.cfg.max_positions}: "
                 "shorten the input or train with a larger max_positions"
             )
-        return nn.functional.embedding(positions + self.cfg.offset, self.weight).to(dtype)
+        return lookup(positions + self.cfg.offset, self.weight, "position").to(dtype)
 
 
 def rotary_frequencies(
