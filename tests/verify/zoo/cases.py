@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +23,7 @@ class Planted(NamedTuple):
 
     found: tuple[str, ...]
     fault: Faults
-    config: dict[str, Any] = {}
+    config: Mapping[str, Any] = MappingProxyType({})
     kind: str = "decoder"
     left: bool = False
 

@@ -310,8 +310,8 @@ class Graph:
                 return self.value(value)
             if isinstance(value, list):
                 return [live(item) for item in value]
-            if isinstance(value, torch.dtype) and value.is_floating_point and not self.native:
-                return torch.float64
+            if isinstance(value, torch.dtype) and not self.native:
+                return _widest(value)
             return value
 
         args = [live(a) for a in node.args]
@@ -329,8 +329,14 @@ class Graph:
 
 
 def wide(value: Tensor) -> Tensor:
-    """Floating-point values in float64, others as they are."""
-    return value.double() if value.is_floating_point() else value
+    """Floating-point values in float64, complex ones likewise, others as they are."""
+    return value.to(_widest(value.dtype))
+
+
+def _widest(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _product(sizes: Sequence[int]) -> int:
