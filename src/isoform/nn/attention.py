@@ -170,10 +170,10 @@ class Attention(nn.Module):
             fits = cfg.head_width >= 16 and cfg.head_width & (cfg.head_width - 1) == 0
             if fits and q.dtype != torch.float64 and (cfg.softcap or bias or lowered.by_pair):
                 return "flex"
-        # The fused entry point has no cap. With a bias that has a gradient, or with dropout on a CPU, it stores
-        # the weights too, and more than is needed. On a CPU's short rows its backward pass is slow: at 8 to 64
-        # positions, writing the weights out took 0.35 to 0.99 of its time with heads 4 × 32, 4 × 48 and 8 × 64
-        # on two threads (1.2 at 8 × 64 and 64 positions).
+        # The fused entry point has no cap. With a bias that has a gradient, or with dropout on a CPU, it
+        # stores the weights too, and more than is needed. On a CPU's short rows its backward pass is slow: at
+        # 8 to 64 positions, writing the weights out took 0.35 to 0.99 of its time with heads 4 × 32, 4 × 48
+        # and 8 × 64 on two threads (1.2 at 8 × 64 and 64 positions).
         learns = torch.is_grad_enabled() and q.requires_grad
         short = max(q.shape[2], lowered.key.length) <= EAGER_UP_TO
         slow = q.device.type == "cpu" and (share > 0.0 or (short and learns))
