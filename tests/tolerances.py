@@ -29,7 +29,7 @@ def off(found: Tensor, expected: Tensor) -> float:
     assert found.shape == expected.shape, f"{list(found.shape)} against {list(expected.shape)}"
     if found.numel() == 0:
         return 0.0
-    found, expected = found.double(), expected.double()
+    found, expected = found.detach().double(), expected.detach().double()
     assert found.isfinite().all(), "not finite"
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
