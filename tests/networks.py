@@ -56,7 +56,9 @@ def shake(module: nn.Module, seed: int = 0) -> nn.Module:
     module.double()
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3 + 0.1)
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3 + 0.1
+            )
     return module
 
 

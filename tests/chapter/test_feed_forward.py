@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import shake
-from tolerances import close, off
 
 from isoform import config
 from isoform.nn import jacobians
 from isoform.nn.activations import ACTIVATIONS, activation
 from isoform.nn.feed_forward import Gated, TwoLayer, feed_forward
+from networks import shake
+from tolerances import close, off
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["activations"]
 D, F = 5, 7
@@ -67,7 +67,9 @@ def test_the_three_gelus_differ():
     exact, tanh, quick = (activation(name)(u) for name in ("gelu", "gelu_tanh", "quick_gelu"))
     assert 1e-4 < (exact - tanh).abs().max() < 1e-3  # (6.6) against (6.8)
     assert (exact - quick).abs().max() > 1e-2
-    assert torch.equal(quick, u / (1 + torch.exp(-1.702 * u))) or close(quick, u / (1 + torch.exp(-1.702 * u)))
+    assert torch.equal(quick, u / (1 + torch.exp(-1.702 * u))) or close(
+        quick, u / (1 + torch.exp(-1.702 * u))
+    )
 
 
 FORMULAS = {
@@ -130,9 +132,7 @@ def test_without_activation_two_maps_are_one(x):
 def test_sum_over_units(x):
     """(6.5)"""
     net = two_layer("silu", bias=False)
-    units = [
-        activation("silu")(x @ net.up.weight[j])[..., None] * net.down.weight[:, j] for j in range(F)
-    ]
+    units = [activation("silu")(x @ net.up.weight[j])[..., None] * net.down.weight[:, j] for j in range(F)]
     assert close(net(x), torch.stack(units).sum(0))
 
 
@@ -149,7 +149,9 @@ def test_relu_region_jacobian(x):
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "gelu", "gelu_tanh", "silu", "relu", "identity"])
-@pytest.mark.parametrize("biases", [(False, False, False), (True, True, True), (True, False, True), (False, True, False)])
+@pytest.mark.parametrize(
+    "biases", [(False, False, False), (True, True, True), (True, False, True), (False, True, False)]
+)
 def test_gated_formula(x, name, biases):
     """(6.9): GLU, GEGLU in both forms, SwiGLU, ReGLU, bilinear; the activation is on the gate branch only."""
     net = gated(name, biases=biases)
@@ -181,7 +183,9 @@ def test_gated_differential():
     b = torch.linspace(2, -1, 7, dtype=torch.float64, requires_grad=True)
     silu = activation("silu")
     da, db = torch.autograd.grad((silu(a) * b).sum(), (a, b))
-    expected = jacobians.gated_differential(silu(a).detach(), jacobians.silu_derivative(a.detach()), b.detach())
+    expected = jacobians.gated_differential(
+        silu(a).detach(), jacobians.silu_derivative(a.detach()), b.detach()
+    )
     assert close(da, expected[0])
     assert close(db, expected[1])
     assert (silu(a) < 0).any()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import attention, shake
 from torch.autograd.functional import jacobian
-from tolerances import TOLERANCE, close, off
 
 from isoform import config
 from isoform.nn import jacobians
 from isoform.nn.layer import Residual
 from isoform.nn.norms import Norm
+from networks import attention, shake
+from tolerances import TOLERANCE, close, off
 
 FILE = json.loads((Path(__file__).parent / "golden.json").read_text())
 GOLDEN, DEPTH10 = FILE["norms"], FILE["residual_depth10"]
@@ -23,7 +23,9 @@ HAND_GRADIENT = {"layer": jacobians.layer_norm_gradient, "rms": jacobians.rms_no
 
 
 def norm(kind, width, eps=1e-5, **more):
-    return Norm(config.Norm(kind=kind, eps=eps, bias=more.pop("bias", kind == "layer"), **more), width).double()
+    return Norm(
+        config.Norm(kind=kind, eps=eps, bias=more.pop("bias", kind == "layer"), **more), width
+    ).double()
 
 
 def vector(*values):
@@ -69,9 +71,10 @@ def test_jacobian_and_input_gradient_by_hand(kind, offset):
     assert close(automatic.T @ upstream, HAND_GRADIENT[kind](x, upstream, gain, 1e-3))
     x.requires_grad_()
     module(x).backward(upstream)
-    normal = ((x - x.mean() if kind == "layer" else x) / torch.sqrt(
-        (x.var(correction=0) if kind == "layer" else x.square().mean()) + 1e-3
-    )).detach()
+    normal = (
+        (x - x.mean() if kind == "layer" else x)
+        / torch.sqrt((x.var(correction=0) if kind == "layer" else x.square().mean()) + 1e-3)
+    ).detach()
     assert close(module.weight.grad, upstream * normal)
     if module.bias is not None:
         assert close(module.bias.grad, upstream)
@@ -111,7 +114,9 @@ def test_positive_scaling_is_nearly_an_invariance_and_negative_scaling_flips(kin
 def test_statistics_never_cross_batch_or_time(kind):
     """R12."""
     module = shake(norm(kind, 6))
-    x = torch.randn(3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    x = torch.randn(
+        3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True
+    )
     alone = torch.stack([torch.stack([module(x[b, t]) for t in range(4)]) for b in range(3)])
     assert close(module(x), alone)
     (gradient,) = torch.autograd.grad(module(x)[1, 2].square().sum(), x)

@@ -69,8 +69,8 @@ def capture(
 
     Args:
         model: the network that will be run inside the ``with`` block.
-        patterns: e.g. ``"decoder.layers.*.attention.weights"`` or ``"*"``. Naming scores or weights makes
-            attention explicit in those layers; nothing else changes.
+        patterns: e.g. ``"decoder.layers.*.attention.body.weights"`` or ``"*"``. Naming scores or weights
+            makes attention explicit in those layers; nothing else changes.
         replace: for each pattern a function from the tensor seen to the tensor to go on with.
 
     Yields:
