@@ -233,7 +233,7 @@ def _maps(name: str, pa: list[Part], pb: list[Part]) -> list[_Point]:
     if len(pa) != 1 or len(pb) != 1:
         return []
     x, y = pa[0], pb[0]
-    wa, wb = x.linear.weight[x.columns], y.linear.weight[y.columns]
+    wa, wb = _taken(x), _taken(y)
     if wa.shape != wb.shape:
         return []
     columns_a, columns = x.columns, y.columns
@@ -253,6 +253,11 @@ def _maps(name: str, pa: list[Part], pb: list[Part]) -> list[_Point]:
             columns=None if full and len(columns) == y.linear.weight.shape[0] else columns,
         )
     ]
+
+
+def _taken(part: Part) -> Tensor:
+    weight = part.linear.weight
+    return weight if len(part.columns) == weight.shape[0] else weight[part.columns]
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -316,8 +321,9 @@ def _error(x: Tensor, y: Tensor, a: Model, role: str) -> float:
     real = a.real(role)
     if x.shape[:2] == real.shape and not bool(real.all()):
         x, y = x[real], y[real]
-    gap = (x.float() - y.float()).abs().max() if x.dtype != torch.float64 else (x - y.double()).abs().max()
-    value = float(gap / x.abs().max().float().clamp(min=1e-30))
+    low, high = (x - y.to(x)).aminmax()
+    least, most = x.aminmax()
+    value = max(-float(low), float(high)) / max(-float(least), float(most), 1e-30)
     return float("inf") if value != value else value
 
 

@@ -205,9 +205,10 @@ def _with_norm(model: Model, inner: Inner, run: Callable[..., Tensor], x: Tensor
 
 
 def _named(x: Tensor, y: Tensor) -> str | None:
-    best = [(gap(f(x), y), name) for name, f in ACTIVATIONS.items()]
-    error, name = min(best)
-    return name if error < CLOSE else None
+    # A few channels tell the activation; all of them confirm it.
+    few = [(gap(f(x[..., :16]), y[..., :16]), name) for name, f in ACTIVATIONS.items()]
+    error, name = min(few)
+    return name if error < CLOSE and gap(ACTIVATIONS[name](x), y) < CLOSE else None
 
 
 def _compare(case: Case, place: object, a: Body, b: Body, rows: Rows | None, order: int) -> None:

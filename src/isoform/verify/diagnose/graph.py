@@ -73,6 +73,7 @@ class Graph:
                 f"{recording.subject}: the result does not come out of an operation on the inputs"
             )
         self.output = int(recording.output.name)
+        self._args = [[int(r.name) for r in node.refs() if r.kind == "node"] for node in self.nodes]
         self.useful = self._ancestors([self.output])
         self.values: list[Tensor] = []
         self._constants: dict[Ref, Tensor] = {
@@ -85,6 +86,7 @@ class Graph:
             self.values.append(self._run(node, {}) if useful else node.value)
         self.entries: list[int] = []
         self.live, self.static = self._classify()
+        self._live_args = [[n for n in args if self.live[n]] for args in self._args]
         self.users: dict[int, list[int]] = {n: [] for n in self.useful}
         for number in sorted(self.useful):
             for arg in self.args(number):
@@ -93,11 +95,11 @@ class Graph:
 
     def args(self, number: int) -> list[int]:
         """The nodes that a node reads."""
-        return [int(r.name) for r in self.nodes[number].refs() if r.kind == "node"]
+        return self._args[number]
 
     def live_args(self, number: int) -> list[int]:
         """Those of them that carry content."""
-        return [n for n in self.args(number) if self.live[n]]
+        return self._live_args[number]
 
     def value(self, ref: Any) -> Tensor:
         """A reference's value in float64."""
@@ -134,11 +136,8 @@ class Graph:
             if number in done:
                 continue
             node = self.nodes[number]
-            if any(
-                (ref.kind == "node" and int(ref.name) in done)
-                or (ref.kind == "parameter" and ref.name in touched)
-                for ref in node.refs()
-            ):
+            changed = any(n in done for n in self._args[number])
+            if changed or (touched and any(r.kind == "parameter" and r.name in touched for r in node.refs())):
                 done[number] = self._run(node, done, touched)
         return {t: done.get(t, self.values[t]) for t in targets}
 
