@@ -64,7 +64,7 @@ def ours_of(norm_first: bool, activation: str) -> tuple[Stack, Stack]:
 
 
 def pairs(ours: Stack, theirs: Any) -> list[tuple[nn.Parameter, nn.Parameter, slice]]:
-    """(ours, theirs, which of its rows) of every parameter; written out here, not by the library's mapping."""
+    """(ours, theirs, which of its rows) of every parameter; written out here, not by the library."""
     found: list[tuple[nn.Parameter, nn.Parameter, slice]] = []
 
     def both(mine: Any, other: Any) -> None:
