@@ -129,12 +129,14 @@ def configuration(
 
 
 def network(cfg: c.ModelConfig, *, seed: int = 1, dtype: torch.dtype = torch.float64) -> Transformer:
-    """Initialised, then every parameter moved: biases, gains and pad rows are no longer zero or one."""
+    """Every parameter uniform about zero, or about one where it starts there: alike to the last bit on every
+    machine, as normal ones are not, and no bias, gain or pad row at its start."""
     model = build(cfg, seed=seed).to(dtype)
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=noise, dtype=torch.float64).to(dtype)
+            drawn = torch.rand(parameter.shape, generator=noise, dtype=torch.float64)
+            parameter.copy_(parameter.mean().round() + 1.2 * drawn - 0.6)
     return model.eval()
 
 
