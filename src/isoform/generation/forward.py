@@ -132,8 +132,8 @@ class Cached:
     def _capacity(self) -> int:
         """Slots for what is read next, in blocks, but none that could never be used."""
         blocks = -(-(self._longest + 1) // BLOCK)
-        if self._compiled:
-            blocks = 1 << (blocks - 1).bit_length()  # fewer shapes, fewer graphs
+        if self._compiled and self.model.config.embedding.positions.kind != "learned":
+            return BLOCK << (blocks - 1).bit_length()  # fewer shapes, fewer graphs
         return min(blocks * BLOCK, self._room)
 
     def _read_whole(self, memory: Memory | None) -> Tensor:
