@@ -36,7 +36,7 @@ def sinusoids(**settings):
 @pytest.mark.parametrize("spacing", ["half_width", "half_width_minus_one"])
 @pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
 def test_sinusoids_by_formula(layout, spacing, offset, width):
-    """sin and cos of p · base^(-i/n), i = 0 … ; the paper's spacing or tensor2tensor's; first number `offset`."""
+    """sin and cos of p · base^(-i/n), i = 0 … ; two spacings; the first number is `offset`."""
     if spacing == "half_width_minus_one" and width < 4:
         pytest.skip("a single frequency has no spacing")
     cfg = sinusoids(layout=layout, spacing=spacing, offset=offset, base=100.0)
@@ -153,7 +153,9 @@ SCALINGS = {
     "none": (config.NoScaling(), {"rope_type": "default"}),
     "linear": (config.LinearScaling(factor=3.0), {"rope_type": "linear", "factor": 3.0}),
     "llama3": (
-        config.Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=64),
+        config.Llama3Scaling(
+            factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=64
+        ),
         {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 64,
@@ -168,7 +170,8 @@ SCALINGS = {
     ),
     "yarn, not truncated": (
         config.YarnScaling(
-            factor=4.0, original_length=64, beta_fast=16.0, beta_slow=2.0, truncate=False, attention_factor=1.3
+            factor=4.0, original_length=64, beta_fast=16.0, beta_slow=2.0, truncate=False,
+            attention_factor=1.3,
         ),
         {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0,
