@@ -292,7 +292,7 @@ class TestWholeOrNotAtAll:
         def fail(*_: object) -> None:
             raise OSError("disk full")
 
-        monkeypatch.setattr("isoform.checkpoints.artifact._write_tokenizers", fail)
+        monkeypatch.setattr("isoform.checkpoints.artifact.write_tokenizers", fail)
         other = Bundle(perturbed(bundle.config, 5), bundle.config, None, None, PROTOCOL, {})
         with pytest.raises(OSError, match="disk full"):
             other.save(saved)

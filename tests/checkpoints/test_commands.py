@@ -29,7 +29,7 @@ def test_there_and_back(checkpoint: Path, tmp_path: Path, capsys: pytest.Capture
     assert answer["probe"]["worst_layer"][1] == 0.0
     assert load(artifact, check=True).provenance["import_check"] == {"tensors_bit_equal": 21}
     assert main(["export", str(artifact), str(back), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["check"]["tokens"] > 0
+    assert json.loads(capsys.readouterr().out)["check"]["probe"]["tokens"] > 0
     assert (back / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
 
 

@@ -45,7 +45,7 @@ def save(bundle: Bundle, folder: Path) -> Path:
     with replaced(folder, mark=MARK) as new:
         _write_weights(model, new / "model.safetensors")
         write_text(new / "config.json", dumps(config, ".json"))
-        vocabularies = _write_tokenizers(bundle, new)
+        vocabularies = write_tokenizers(bundle, new)
         state = {
             "format": FORMAT,
             "versions": _versions(),
@@ -200,7 +200,8 @@ def _read_weights(
     return model.eval()
 
 
-def _write_tokenizers(bundle: Bundle, folder: Path) -> dict[str, Any]:
+def write_tokenizers(bundle: Bundle, folder: Path) -> dict[str, Any]:
+    """Save the vocabularies of both sides, one where they share it; where each is, and its digest."""
     result: dict[str, Any] = {"target": None, "source": None}
     if bundle.tokenizer is not None:
         bundle.tokenizer.save(folder, "tokenizer")

@@ -11,6 +11,7 @@ import torch
 
 from isoform.checkpoints import families, probe
 from isoform.checkpoints.bundle import Bundle
+from isoform.checkpoints.checked import Checked
 from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.folder_vocabularies import Found, find
 from isoform.checkpoints.folders import replaced
@@ -31,7 +32,7 @@ Pooling = Literal["mean", "first", "last"]
 _ALPHABETS = {"grapheme_chars", "phoneme_chars"}
 # Keys that the network does not have, and that go back where they came from.
 _CARRIED = {"max_position_embeddings", *_ALPHABETS}
-CONFIG, GENERATION, CHECK = "config.json", "generation_config.json", "isoform_check.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -186,8 +187,7 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
             write_text(new / GENERATION, json.dumps(generation, indent=2, sort_keys=True) + "\n")
         if not full.keys() >= _ALPHABETS:
             write_tokenizer(bundle, new)
-        report = _checked(bundle, new)
-        write_text(new / CHECK, json.dumps(dataclasses.asdict(report), indent=2) + "\n")
+        Checked(_checked(bundle, new)).write(new)
     return folder
 
 

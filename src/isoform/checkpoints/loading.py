@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -41,27 +41,37 @@ def load(
         return artifact.load(path, check=check, dtype=dtype, device=device)
     if check:
         raise ArtifactError(f"{path}: not an Isoform artifact, so there is no probe to check it by")
-    if huggingface.is_checkpoint(path):
-        return huggingface.load(path, dtype=dtype, device=device, unpickle=unpickle)
     if ctranslate2.is_ctranslate2(path):
         return ctranslate2.load(path, dtype=dtype, device=device)
+    if huggingface.is_checkpoint(path):
+        return huggingface.load(path, dtype=dtype, device=device, unpickle=unpickle)
     if llama2c.is_llama2c(path):
         return llama2c.load(path, dtype=dtype, device=device)
     raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")
 
 
-def export(bundle: Bundle, path: str | Path, *, to: Literal["hf"] = "hf", family: str | None = None) -> Path:
-    """Write a bundle in another format.
+Format = Literal["hf", "ctranslate2"]
+
+
+def export(bundle: Bundle, path: str | Path, *, to: Format = "hf", family: str | None = None) -> Path:
+    """Write a bundle in another format, and check it by opening it again.
 
     Args:
         bundle: what to write.
-        path: the folder to make.
-        to: "hf", the layout of `transformers`.
-        family: the ``model_type`` to write; default: the one it was imported as, else the first that fits.
+        path: the folder to make; its ``isoform_check.json`` holds the figures of the check.
+        to: "hf", the layout of `transformers`; "ctranslate2", for that engine.
+        family: for "hf" the ``model_type`` to write; default: the one it was imported as, else the first
+            that fits.
 
     Raises:
-        ArtifactError: the format cannot say this configuration; with the reason.
+        ArtifactError: the format cannot say this configuration, with the reason; or its library is missing.
+        CheckError: what was written is another function.
     """
-    if to != "hf":
-        raise ArtifactError(f"cannot export to {to!r}; expected hf")
-    return huggingface.export(bundle, Path(path), family=family)
+    path = Path(path)
+    if family is not None and to != "hf":
+        raise ArtifactError(f"a family is for the format hf, not for {to!r}")
+    if to == "hf":
+        return huggingface.export(bundle, path, family=family)
+    if to == "ctranslate2":
+        return ctranslate2.export(bundle, path)
+    raise ArtifactError(f"cannot export to {to!r}; expected one of {', '.join(get_args(Format))}")

@@ -19,7 +19,8 @@ def command(
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
     to: Annotated[
-        Literal["hf"], typer.Option(help="The format: hf is the layout of the transformers library.")
+        Literal["hf", "ctranslate2"],
+        typer.Option(help="The format: hf is the layout of the transformers library."),
     ] = "hf",
     family: Annotated[
         str | None,
@@ -35,12 +36,10 @@ def command(
     A configuration that the format cannot express is refused, with the first field that it cannot say.
     """
     from isoform.checkpoints import export, load
-    from isoform.checkpoints.huggingface import CHECK, read_json
-    from isoform.checkpoints.probe import ProbeReport
+    from isoform.checkpoints.checked import Checked
 
     export(load(source), output, to=to, family=family)
-    found = read_json(output / CHECK)
-    report = ProbeReport.from_dict(found)
+    report = Checked.read(output)
     if json:
         common.emit({"folder": output, "format": to, "check": report})
         return
