@@ -115,15 +115,15 @@ class Cache:
     def reorder(self, rows: Int[Tensor, " batch"]) -> Cache:
         """As `select`, for rows that change places among equally long ones of the same source.
 
-        Lengths, prefix and source are then the same before and after, and are not copied.
+        Prefix and source are then the same before and after, and are not copied.
         """
-        return dataclasses.replace(self, layers=self._selected(rows))
+        return dataclasses.replace(self, layers=self._selected(rows), lengths=self.lengths.clone())
 
     def grow(self, capacity: int) -> Cache:
         """The same content with room for more tokens. Slots not yet written hold zeros."""
         more = (0, 0, 0, capacity - self.capacity)
         layers = [LayerCache(F.pad(c.keys, more), F.pad(c.values, more)) for c in self.layers]
-        return dataclasses.replace(self, layers=layers)
+        return dataclasses.replace(self, layers=layers, lengths=self.lengths.clone())
 
     def _selected(self, rows: Tensor) -> list[LayerCache]:
         return [LayerCache(c.keys.index_select(0, rows), c.values.index_select(0, rows)) for c in self.layers]
