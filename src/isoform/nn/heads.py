@@ -13,6 +13,7 @@ from isoform.nn.capture import tap
 from isoform.nn.dropout import dropout
 from isoform.nn.linear import Linear
 from isoform.nn.norms import norm
+from isoform.nn.products import Product
 
 
 class Transform(nn.Module):
@@ -32,6 +33,8 @@ class Transform(nn.Module):
 class TokenHead(nn.Module):
     """Scores over the vocabulary. A tied head holds the embedding's own parameter (6.36)."""
 
+    product: Product | None = None
+
     def __init__(
         self, cfg: config.TokenHead, d_model: int, embedding: config.Embedding, table: nn.Parameter
     ) -> None:
@@ -48,7 +51,7 @@ class TokenHead(nn.Module):
         x = tap(self, "input", self.transform(x))
         if self.scale != 1.0:
             x = x * self.scale
-        scores = F.linear(x, self.weight, self.bias)
+        scores = F.linear(x, self.weight, self.bias) if self.product is None else self.product(x)
         if self.cfg.softcap is not None:
             scores = torch.tanh(scores / self.cfg.softcap) * self.cfg.softcap
         return tap(self, "logits", scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
 from jaxtyping import Float, Int
@@ -10,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoform.errors import ShapeError
+from isoform.nn.products import Product
 
 
-def check_width(x: Tensor, width: int, what: str) -> None:
-    """Refuse an input whose last axis does not fit, naming both shapes (R1).
+def refuse_width(x: Tensor, width: int, what: str) -> NoReturn:
+    """Say that the last axis of an input does not fit, naming both shapes (R1).
 
     Raises:
-        ShapeError: the last axis of ``x`` is not ``width``.
+        ShapeError: always. The caller compares, so that the message is only made when it is needed.
     """
-    if x.shape[-1] != width:
-        raise ShapeError(f"input of shape {list(x.shape)} does not fit {what}: its last axis must be {width}")
+    raise ShapeError(f"input of shape {list(x.shape)} does not fit {what}: its last axis must be {width}")
 
 
 def lookup(
@@ -38,7 +39,9 @@ def lookup(
 
 
 class Linear(nn.Linear):
-    """x W + b, stored [out, in]."""
+    """x W + b, stored [out, in]; ``product`` computes it where the weight is kept in another form."""
+
+    product: Product | None = None
 
     def forward(self, input: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         """Map the last axis.
@@ -46,7 +49,10 @@ class Linear(nn.Linear):
         Raises:
             ShapeError: the input has another width (R1).
         """
-        check_width(input, self.in_features, f"a weight of shape {list(self.weight.shape)}")
+        if input.shape[-1] != self.in_features:
+            refuse_width(input, self.in_features, f"a weight of shape {list(self.weight.shape)}")
+        if self.product is not None:
+            return self.product(input)
         return F.linear(input, self.weight, self.bias)
 
 
@@ -61,6 +67,8 @@ class Packed(nn.Module):
         parts: for each projection its output width, in the order they are stored.
         bias: for each projection whether it has a bias.
     """
+
+    product: Product | None = None
 
     def __init__(self, in_features: int, parts: Mapping[str, int], bias: Mapping[str, bool]) -> None:
         super().__init__()
@@ -77,7 +85,10 @@ class Packed(nn.Module):
         Raises:
             ShapeError: the input has another width (R1).
         """
-        check_width(x, self.in_features, f"a weight of shape {list(self.weight.shape)}")
+        if x.shape[-1] != self.in_features:
+            refuse_width(x, self.in_features, f"a weight of shape {list(self.weight.shape)}")
+        if self.product is not None:
+            return self.product(x)
         return F.linear(x, self.weight, self.full_bias())
 
     def project(self, x: Float[Tensor, "*batch width"]) -> tuple[Tensor, ...]:

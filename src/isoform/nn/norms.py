@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from isoform import config
-from isoform.nn.linear import check_width
+from isoform.nn.linear import refuse_width
 
 
 class Norm(nn.Module):
@@ -30,7 +30,8 @@ class Norm(nn.Module):
         Raises:
             ShapeError: the input has another width (R1).
         """
-        check_width(x, self.width, f"a norm of shape [{self.width}]")
+        if x.shape[-1] != self.width:
+            refuse_width(x, self.width, f"a norm of shape [{self.width}]")
         cfg, gain = self.cfg, self.weight
         if gain is not None and cfg.gain_offset:
             gain = gain + cfg.gain_offset

@@ -1,0 +1,205 @@
+"""x ↦ x Wᵀ + b with the weight laid out for one kind of arithmetic, made once and for inference only.
+
+A `Linear`, `Packed` or `TokenHead` whose ``product`` is set computes through it. PyTorch's operators for this
+are private or on their way out, so each is called in this file alone, and where it is missing, or not made
+for the device, the same numbers come from a plain product with the weight the form stands for.
+
+Int8 weights are symmetric with one scale an output channel: w ≈ s · q, q in -127 … 127 (R28).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor
+from torch.nn import functional as F
+
+Form = Literal["float32", "bfloat16", "int8", "int8_dynamic"]
+FORMS: tuple[Form, ...] = get_args(Form)
+FEW = 16
+"""Rows up to which the kernels for narrow weights beat widening the weight and multiplying plainly."""
+
+
+class Product:
+    """One affine map.
+
+    Args:
+        weight: ``[out, in]`` what the form stands for, or the numbers it is made of.
+        bias: ``[out]``, added in float32.
+    """
+
+    form: Form
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        """Apply the map; the result has the type of ``x``."""
+        raise NotImplementedError
+
+    def dense(self) -> Float[Tensor, "out width"]:
+        """The weight that the form stands for, in float32."""
+        raise NotImplementedError
+
+    def stored(self) -> Mapping[str, Tensor]:
+        """What has to be kept on disk, by a suffix to the weight's name."""
+        raise NotImplementedError
+
+
+class PackedFloat32(Product):
+    """The float32 weight in the block layout of oneDNN, which is read in the order it is multiplied in."""
+
+    form = "float32"
+
+    def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
+        self._weight, self._bias = weight, bias
+        self._packed = None if weight.dtype != torch.float32 else _private(_pack_float32, weight)
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        if self._packed is None or x.dtype != torch.float32:
+            return F.linear(x, self._weight, self._bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+    def dense(self) -> Float[Tensor, "out width"]:
+        return self._weight
+
+    def stored(self) -> Mapping[str, Tensor]:
+        return {"": self._weight}
+
+
+class Bfloat16(Product):
+    """The weight rounded to bfloat16; inputs are too, sums are made in float32."""
+
+    form = "bfloat16"
+
+    def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
+        self._weight = weight.to(torch.bfloat16)
+        self._bias = bias
+        # Without units of its own a CPU multiplies bfloat16 slower than float32, but reads it twice as fast.
+        self._many = weight.is_cuda or bool(_private(torch.ops.mkldnn._is_mkldnn_bf16_supported))
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        if not self._many and x.numel() > FEW // 2 * x.shape[-1]:
+            return F.linear(x.to(torch.bfloat16).float(), self._weight.float(), self._bias).to(x.dtype)
+        out = F.linear(x.to(torch.bfloat16), self._weight).to(x.dtype)
+        return out if self._bias is None else out.add_(self._bias)
+
+    def dense(self) -> Float[Tensor, "out width"]:
+        return self._weight.float()
+
+    def stored(self) -> Mapping[str, Tensor]:
+        return {"": self._weight}
+
+
+class Int8Weight(Product):
+    """Int8 weights, inputs rounded to bfloat16 where rows are few: then reading the weight is all the time."""
+
+    form = "int8"
+
+    def __init__(
+        self,
+        numbers: Int8[Tensor, "out width"],
+        scales: Float[Tensor, " out"],
+        bias: Float[Tensor, " out"] | None,
+    ) -> None:
+        self._numbers, self._scales, self._bias = numbers.contiguous(), scales, bias
+        self._ones = torch.ones_like(scales, dtype=torch.bfloat16)
+        probe = torch.zeros(1, numbers.shape[1], dtype=torch.bfloat16, device=numbers.device)
+        self._narrow = _private(_int8_product, probe, self._numbers, self._ones) is not None
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        flat = x.reshape(-1, x.shape[-1])
+        if self._narrow and len(flat) <= FEW:
+            # Scaled afterwards: the operator would round the scales to bfloat16.
+            out = _int8_product(flat.to(torch.bfloat16), self._numbers, self._ones).to(x.dtype)
+        else:
+            out = F.linear(flat, self._numbers.to(x.dtype))
+        out = out.mul_(self._scales) if self._bias is None else torch.addcmul(self._bias, out, self._scales)
+        return out.view(*x.shape[:-1], -1)
+
+    def dense(self) -> Float[Tensor, "out width"]:
+        return self._numbers.float() * self._scales[:, None]
+
+    def stored(self) -> Mapping[str, Tensor]:
+        return {"": self._numbers, "_scale": self._scales}
+
+
+class Int8Dynamic(Int8Weight):
+    """Int8 weights, and inputs rounded to 7 or 8 bits between the smallest and the largest of the batch."""
+
+    form = "int8_dynamic"
+
+    def __init__(
+        self,
+        numbers: Int8[Tensor, "out width"],
+        scales: Float[Tensor, " out"],
+        bias: Float[Tensor, " out"] | None,
+    ) -> None:
+        super().__init__(numbers, scales, bias)
+        self._packed = _private(_pack_int8, numbers, scales, bias)
+        # Without VNNI two products of 8 bits each can overflow the 16 they are added in.
+        self._seven = not _private(torch.cpu._is_vnni_supported)
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        if self._packed is None or x.dtype != torch.float32:
+            return super().__call__(x)
+        return torch.ops.quantized.linear_dynamic(x, self._packed, self._seven)
+
+
+def product(form: Form, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> Product:
+    """A weight in a form."""
+    weight, bias = weight.detach(), None if bias is None else bias.detach()
+    if form == "float32":
+        return PackedFloat32(weight, bias)
+    if form == "bfloat16":
+        return Bfloat16(weight, bias)
+    numbers, scales = rounded(weight)
+    return (Int8Weight if form == "int8" else Int8Dynamic)(numbers, scales, bias)
+
+
+def restored(form: Form, stored: Mapping[str, Tensor], bias: Float[Tensor, " out"] | None) -> Product:
+    """The product that `Product.stored` was written from."""
+    if form in ("float32", "bfloat16"):
+        return product(form, stored[""], bias)
+    kind = Int8Weight if form == "int8" else Int8Dynamic
+    return kind(stored[""], stored["_scale"], None if bias is None else bias.detach())
+
+
+def rounded(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width"], Float[Tensor, " out"]]:
+    """Nearest multiples of a scale a row, 127 of which make its largest element."""
+    wide = weight.float()
+    scales = wide.abs().amax(1) / 127
+    scales = torch.where(scales > 0, scales, 1.0)
+    return (wide / scales[:, None]).round_().to(torch.int8), scales
+
+
+def _private(call: Callable[..., Any], *given: Any) -> Any:
+    """What a private operator gives; None where it is gone or does not work here."""
+    try:
+        return call(*given)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
+
+
+def _pack_float32(weight: Tensor) -> Tensor | None:
+    if weight.device.type != "cpu":
+        return None
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), FEW)
+    torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")  # or say that it cannot
+    return packed
+
+
+def _int8_product(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+    return torch._weight_int8pack_mm(x, numbers, scales)
+
+
+def _pack_int8(numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Any:
+    if numbers.device.type != "cpu":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantized tensors are deprecated; the packed form outlives this one
+        made = torch._make_per_channel_quantized_tensor(
+            numbers, scales.double(), torch.zeros_like(scales, dtype=torch.long), 0
+        )
+        return torch.ops.quantized.linear_prepack(made, bias)
