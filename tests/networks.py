@@ -1,6 +1,6 @@
 """Tiny networks with broken symmetries and ragged batches, for tests of the network.
 
-Every bias, gain and padding row is random, head counts are no powers of two, widths are odd where they may be.
+Every bias, gain and padding row is random, head counts are no powers of two, widths odd where they may be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules, their combination, their matrices, their lowered forms, and conversions to other libraries (R21, R22)."""
+"""Rules, how they combine, their matrices, lowered forms and conversions to other libraries (R21, R22)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_wait_k_reads_the_first_i_plus_k():
 
 
 def test_prefix_needs_its_length():
-    with pytest.raises(ShapeError, match="prefix visibility needs Tokens.prefix"):
+    with pytest.raises(ShapeError, match=r"prefix visibility needs Tokens\.prefix"):
         Prefix().on(4)
 
 
@@ -223,7 +223,7 @@ def test_truth_directions_cannot_be_confused():
     assert isinstance(forbidden, Forbidden)
     assert torch.equal(forbidden.matrix, ~allowed.matrix)
     assert torch.equal(forbidden.allowed().matrix, allowed.matrix)
-    with pytest.raises(TypeError, match="convert with .allowed"):
+    with pytest.raises(TypeError, match=r"convert with \.allowed"):
         allowed & forbidden  # pyright: ignore
     assert torch.equal((allowed & Allowed(torch.ones(1, 3, 3, dtype=torch.bool))).matrix, allowed.matrix)
     assert not hasattr(Forbidden, "__and__")
@@ -242,7 +242,7 @@ def test_additive_both_ways(dtype):
 def test_a_mask_of_zeros_and_ones_cannot_be_added():
     with pytest.raises(ShapeError, match="Additive holds 1"):
         Additive(torch.ones(1, 2, 2))
-    with pytest.raises(ShapeError, match="dtype torch.int64"):
+    with pytest.raises(ShapeError, match=r"dtype torch\.int64"):
         Additive(torch.zeros(1, 2, 2, dtype=torch.long))
     with pytest.raises(ShapeError, match="expected bool"):
         Allowed(torch.ones(1, 2, 2))

@@ -1,7 +1,7 @@
 """Isoform: build, train, port and prove Transformer networks.
 
-Two Transformers with the same tensor shapes are not the same function. Here the architecture is explicit data,
-every choice that changes the function has a name, and every claim is checked by a command.
+Two Transformers with the same tensor shapes are not the same function. Here the architecture is explicit
+data, every choice that changes the function has a name, and every claim is checked by a command.
 
 Names are loaded when first used, so ``import isoform`` costs little more than ``import torch``.
 """

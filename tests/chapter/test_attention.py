@@ -209,7 +209,7 @@ def test_query_key_norm(axis, order, kind):
     from isoform.nn.positions import rotary_table, rotate
 
     table = rotary_table(rotary, side.index, None, torch.float64)
-    q, k, v = m.qkv.project(x)
+    q, k, _ = m.qkv.project(x)
 
     def normed(t, n, gain):
         if axis == "projection":

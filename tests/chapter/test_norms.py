@@ -92,7 +92,7 @@ def test_layer_norm_jacobian_maps_ones_to_zero():
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_population_variance_and_eps_inside_the_root(kind):
-    """R12: not divided by d - 1, and eps is not added to the deviation: with eps near the variance all differ."""
+    """R12: not divided by d - 1, eps not added to the deviation: with eps near the variance all differ."""
     x, eps = vector(0.3, -0.1, 0.2), 0.05
     c = x - x.mean() if kind == "layer" else x
     right = c / torch.sqrt(c.square().mean() + eps)

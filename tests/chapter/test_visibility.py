@@ -120,7 +120,7 @@ def test_normalising_the_memory_is_its_own_option():
 
 
 def test_layers_have_their_own_parameters_and_one_memory():
-    """R20: nothing is shared; every decoder layer reads the encoder's last states through its own projections."""
+    """R20: nothing is shared; every decoder layer reads the last memory through its own projections."""
     model = network(preset("original"))
     named = list(model.decoder.named_parameters(remove_duplicate=False))
     assert len({id(p) for _, p in named}) == len(named)
@@ -298,7 +298,7 @@ def test_window_reaches_as_far_as_it_says():
 
 
 def test_streaming_source():
-    """Wait-k over the source: target i depends on the first i + k source tokens only, padding still hidden."""
+    """Wait-k over the source: target i depends on the first i + k source tokens; padding stays hidden."""
     model = network(preset("original", n_encoder_layers=1))
     tokens, source = batch(1, lengths=(4, 3)), batch(2, lengths=(8, 6))
     with iso.capture(model, "encoder.output", replace={"encoder.output": torch.Tensor.detach}) as seen:

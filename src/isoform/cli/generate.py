@@ -83,9 +83,9 @@ def command(
     """Generate a line of output for every line of input.
 
     An encoder–decoder translates, a decoder continues. Columns of several outputs and scores are separated by
-    tabs; tabs and line breaks inside an output are written as \\t and \\n unless --raw. An empty line gives an
-    empty line. With --json every line is an object: input, and outputs with text, score,
-    log_probability, finished, ids.
+    tabs; tabs and line breaks inside an output are written as \\t and \\n unless --raw. An empty line gives
+    an empty line. With --json every line is an object: input, and outputs with text, score, log_probability,
+    finished, ids.
     """
     from isoform.generation.texts import TextGenerator
 

@@ -74,7 +74,7 @@ def inputs(module: Any, given: str | None) -> Any:
 
 
 def pair(a: str, b: str, given: str | None, other: str | None) -> tuple[Any, Any, Any, Any]:
-    """Two subjects and their inputs; those of the first serve both where their arguments have the same names."""
+    """Two subjects and their inputs; those of the first serve both where their arguments have equal names."""
     import inspect
 
     first, second = subject_or_recording(a), subject_or_recording(b)
