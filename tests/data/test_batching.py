@@ -1,3 +1,5 @@
+"""Batches: one shift (R30), supervision that does not leak (R23), token budgets, resumable order."""
+
 from __future__ import annotations
 
 from itertools import islice

@@ -1,3 +1,5 @@
+"""R44: tokenizers trained from text or brought along; special ids are explicit."""
+
 from __future__ import annotations
 
 import contextlib

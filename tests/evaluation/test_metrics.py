@@ -1,4 +1,4 @@
-"""Metrics against their libraries and against values worked out by hand."""
+"""Metrics against their libraries and values worked out by hand, each with its signature (R35)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Algorithm 6.2: what ends an output, what a result may depend on, and what is refused."""
+"""Algorithm 6.2 (R31): what ends an output, what a result may depend on, and what is refused."""
 
 from __future__ import annotations
 

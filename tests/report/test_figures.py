@@ -1,4 +1,4 @@
-"""Figures: any script, no window, nothing half-written."""
+"""Figures: any script, no window, nothing half-written; a reading pattern is labelled as one (R36)."""
 
 from __future__ import annotations
 

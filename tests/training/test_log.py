@@ -1,3 +1,5 @@
+"""What a run leaves to look at; smoothed loss and NLL are two columns (R34)."""
+
 from __future__ import annotations
 
 import sys

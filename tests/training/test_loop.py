@@ -1,3 +1,5 @@
+"""Algorithm 6.1 (R30, R34, R35): micro-batches, what is skipped, what stops, which weights stay."""
+
 from __future__ import annotations
 
 import csv

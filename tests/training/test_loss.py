@@ -1,3 +1,5 @@
+"""R23, R30, R34: sums over supervised positions and their number, one shift, no leak, two losses."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,3 +1,5 @@
+"""Whole runs, from a run file to an artifact; the test part is read once, at the end (R35)."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""Audits of single models: every promise broken is found and placed, and none is held against a sound one."""
+"""R41: every promise that a model breaks is found and placed, and none is held against a sound one."""
 
 from __future__ import annotations
 

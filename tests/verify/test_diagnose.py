@@ -1,4 +1,4 @@
-"""Planted faults are named with their place; sound twins are not accused."""
+"""R39: planted faults are named with their place; sound twins are not accused."""
 
 from __future__ import annotations
 

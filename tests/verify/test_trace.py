@@ -1,4 +1,4 @@
-"""`trace` against what the network itself computes."""
+"""`trace` against what the network itself computes; attention weights of any layer and head (R36)."""
 
 from __future__ import annotations
 

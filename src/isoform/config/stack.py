@@ -12,7 +12,7 @@ from isoform.config.positions import Alibi, NoPositions, RelativeBuckets
 
 
 class Layer(Frozen):
-    """One layer: sublayers, and how they join the residual stream (6.20–6.31)."""
+    """One layer: sublayers, and how they join the residual stream (6.20–6.31, R19)."""
 
     placement: Literal["post", "pre", "sandwich", "res_post"]
     """Where the norm N stands around a sublayer F: post N(x + F(x)); pre x + F(N(x)); sandwich

@@ -13,7 +13,7 @@ from isoform.nn.linear import Linear, Packed
 
 
 class TwoLayer(nn.Module):
-    """φ(x W1 + b1) W2 + b2."""
+    """φ(x W1 + b1) W2 + b2 (6.3); with the identity for φ the two maps are one (6.4, R7)."""
 
     def __init__(self, cfg: config.TwoLayer, d_model: int) -> None:
         super().__init__()
