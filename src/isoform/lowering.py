@@ -146,11 +146,20 @@ def lower(rule: Visibility, query: Places, key: Places, reads_itself: bool) -> L
     return Lowered(rule, query, key, is_causal, Both(tuple(left)) if left else None, reflexive)
 
 
+def _last(query: Places, key: Places) -> bool:
+    """Whether the only query of each row stands at the last key, with every key there."""
+    if query.start is None or key.start is None or query.length != 1:
+        return False
+    return query.start == key.start + key.length - 1
+
+
 def _says_nothing(rule: Visibility, query: Places, key: Places, ordered: bool) -> bool:
     if isinstance(rule, Documents):
         return query.documents is None or key.documents is None
     if isinstance(rule, Padding):
         return key.real is None
+    if isinstance(rule, Causal | Prefix) and _last(query, key):
+        return True
     if isinstance(rule, Window):
-        return ordered and rule.size >= key.length
+        return (ordered or _last(query, key)) and rule.size >= key.length
     return isinstance(rule, Bidirectional | Cross)

@@ -37,6 +37,8 @@ class Places:
         documents: ``[B, T]`` document numbers; None: one document a row.
         prefix: ``[B | 1]`` how many leading tokens are the condition; None: none.
         layout: what is known about the padding without reading it.
+        start: the place of every row's first token, where that is one number known on the host, and all
+            tokens are real and count on from it; None: unknown.
     """
 
     index: Int[Tensor, "rows length"]
@@ -44,6 +46,7 @@ class Places:
     documents: Int[Tensor, "batch length"] | None = None
     prefix: Int[Tensor, " batch"] | None = None
     layout: Layout = "full"
+    start: int | None = None
 
     @classmethod
     def of(cls, tokens: Tokens) -> Places:

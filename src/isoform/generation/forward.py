@@ -95,6 +95,8 @@ class Cached:
         if memory is not None:
             model.remember(self._cache, memory)
         hidden = model.hidden(prompt, cache=self._cache, visibility=self._visibility, cross=self._cross)
+        if self._compiled:
+            self._cache.even = None  # a number on the host would be a graph a step
         last = hidden[torch.arange(prompt.batch, device=hidden.device), lengths - 1]
         self._memory = memory if self._seen is not None else None
         return _head(model)(last)

@@ -87,7 +87,7 @@ class Attention(nn.Module):
             q, k, v = self._self_heads(x, reading)
             if cache is not None:
                 assert reading.slots is not None
-                cache.write(k, v, reading.slots)
+                cache.write(k, v, reading.slots, reading.start)
                 if not reading.fresh:
                     k, v = cache.keys[:, :, : reading.visible], cache.values[:, :, : reading.visible]
             if reading.rotary_keys is not None:
@@ -133,7 +133,9 @@ class Attention(nn.Module):
         return x.unflatten(-1, (n, self.cfg.head_width)).transpose(1, 2)
 
     def _normed(self, x: Heads, norm: nn.Module) -> Heads:
-        if self.cfg.qk_norm is None or self.cfg.qk_norm.axis == "head":
+        if self.cfg.qk_norm is None:
+            return x
+        if self.cfg.qk_norm.axis == "head":
             return norm(x)
         return self._heads(norm(x.transpose(1, 2).flatten(-2)), x.shape[1])
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from isoform.config import ModelConfig
 from isoform.errors import ShapeError
 from isoform.places import Places
+from isoform.tokens import Tokens
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,8 +31,14 @@ class LayerCache:
         keys: Float[Tensor, "batch kv length width"],
         values: Float[Tensor, "batch kv length width"],
         slots: Int[Tensor, "batch length"],
+        start: int | None = None,
     ) -> None:
-        """Put new keys and values into their slots."""
+        """Put new keys and values into their slots; ``start`` is the first one where all rows agree on it."""
+        if start is not None:
+            end = start + keys.shape[2]
+            self.keys[:, :, start:end] = keys
+            self.values[:, :, start:end] = values
+            return
         if keys.dtype != self.keys.dtype:  # under autocast they come in half precision
             keys, values = keys.to(self.keys.dtype), values.to(self.values.dtype)
         where = slots[:, None, :, None].expand_as(keys)
@@ -51,6 +58,8 @@ class Cache:
         memory_places: where the source tokens stand.
         prefix: ``[B]`` length of the condition, for a prefix decoder.
         fresh: nothing has been stored yet.
+        even: how long every row is, where that is one number known on the host: nothing then lies beyond it
+            that a step would have to mask. None: read ``lengths``, as a compiled step must.
     """
 
     layers: list[LayerCache]
@@ -60,6 +69,7 @@ class Cache:
     memory_places: Places | None = None
     prefix: Int[Tensor, " batch"] | None = None
     fresh: bool = True
+    even: int | None = None
 
     @classmethod
     def allocate(
@@ -98,6 +108,16 @@ class Cache:
     def batch(self) -> int:
         """Rows."""
         return self.lengths.shape[0]
+
+    def advance(self, tokens: Tokens) -> None:
+        """Count tokens that were written."""
+        known = tokens.real is None and not torch.compiler.is_compiling()
+        first, self.fresh = self.fresh, False
+        if first:
+            self.even = tokens.length if known else None
+        elif self.even is not None:
+            self.even = self.even + tokens.length if known else None
+        self.lengths += tokens.length if tokens.real is None else tokens.real.sum(-1)
 
     def select(self, rows: Int[Tensor, " n"]) -> Cache:
         """The given rows in the given order: beams reordered, finished samples dropped, prompts repeated."""

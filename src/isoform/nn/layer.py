@@ -32,15 +32,23 @@ class Residual(nn.Module):
         self.body = body
         self.after_body = norm(cfg.norm if place in ("sandwich", "res_post") else None, d_model)
         self.after_sum = norm(cfg.norm if place == "post" else None, d_model)
+        # Empty slots are not called: in a step of one token a call costs as much as a small product.
+        self._pre, self._mid, self._post = (
+            place in ("pre", "sandwich"),
+            place in ("sandwich", "res_post"),
+            place == "post",
+        )
         self.scale = cfg.residual_scale
         self.from_normalised = cfg.residual_source == "normalised"
         self.dropout = cfg.increment_dropout("attention" if isinstance(body, Attention) else "feed_forward")
 
     def forward(self, x: Stream, *context: object) -> Stream:
         """One residual update; ``context`` goes to the body."""
-        inner = tap(self, "normalised", self.before(x))
-        increment = tap(self, "increment", self.after_body(self.body(inner, *context)))
-        return tap(self, "output", self.after_sum(self._add(inner if self.from_normalised else x, increment)))
+        inner = tap(self, "normalised", self.before(x) if self._pre else x)
+        increment = self.body(inner, *context)
+        increment = tap(self, "increment", self.after_body(increment) if self._mid else increment)
+        total = self._add(inner if self.from_normalised else x, increment)
+        return tap(self, "output", self.after_sum(total) if self._post else total)
 
     def _add(self, x: Stream, increment: Stream) -> Stream:
         increment = dropout(increment, self.dropout, self.training)

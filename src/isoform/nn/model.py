@@ -115,7 +115,7 @@ class Transformer(nn.Module):
         x = self.embedding(tokens, sides.positions)
         x = stack(x, sides, visibility=visibility, memory=memory, cross=cross, cache=cache)
         if cache is not None:
-            cache.lengths += tokens.length if tokens.real is None else tokens.real.sum(-1)
+            cache.advance(tokens)
         return x
 
     def remember(self, cache: Cache, memory: Memory) -> None:
@@ -184,9 +184,15 @@ def _sides(tokens: Tokens, cache: Cache | None) -> Sides:
         )
     steps = torch.arange(tokens.length, device=tokens.device)[None]
     if cache.fresh:
-        cache.fresh = False
         cache.prefix = tokens.prefix if cache.prefix is None else cache.prefix
         return Sides(places, places, steps, steps.expand(tokens.batch, -1), fresh=True)
+    if cache.even is not None and tokens.real is None:
+        end = cache.even + tokens.length
+        slots = torch.arange(end, device=tokens.device)[None]
+        index = slots[:, cache.even :]
+        query = Places(index, None, None, cache.prefix, "any", cache.even)
+        key = Places(slots, None, None, cache.prefix, "right", 0)
+        return Sides(query, key, index, index.expand(tokens.batch, -1))
     index = cache.lengths[:, None] + steps
     visible = cache.capacity if cache.visible is None else cache.visible
     slots = torch.arange(visible, device=tokens.device)[None]

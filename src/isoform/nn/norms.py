@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the feature axis (6.13–6.14, 6.18). No statistic crosses batch or time (R12)."""
+"""LayerNorm (6.13–6.14, R12) and RMSNorm (6.18, R13) over the feature axis alone, never batch or time."""
 
 from __future__ import annotations
 

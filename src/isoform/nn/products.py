@@ -93,7 +93,7 @@ class Bfloat16(Product):
 
 
 class Int8Weight(Product):
-    """Int8 weights, inputs rounded to bfloat16 where rows are few: then reading the weight is all the time."""
+    """Int8 weights; inputs rounded to bfloat16 where rows are few, and reading the weight is all the time."""
 
     form = "int8"
 

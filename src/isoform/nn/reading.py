@@ -44,6 +44,7 @@ class Reading:
         slots: ``[B, T]`` where new keys go in a cache.
         visible: how many slots of the cache are read.
         fresh: the cache was empty, so the new keys are all there are.
+        start: the slot of every row's first new key, where that is one number known on the host.
     """
 
     lowered: Lowered
@@ -53,6 +54,7 @@ class Reading:
     slots: Int[Tensor, "batch length"] | None = None
     visible: int | None = None
     fresh: bool = False
+    start: int | None = None
     _built: dict[tuple[str, torch.dtype], Tensor | None] = dataclasses.field(
         default_factory=dict, init=False, repr=False
     )

@@ -157,6 +157,7 @@ class Stack(nn.Module):
             slots=sides.slots,
             visible=None if cache is None else key.length,
             fresh=sides.fresh,
+            start=0 if sides.fresh and cache is not None else query.start,
         )
 
     def _lengths(self, sides: Sides) -> Int[Tensor, " rows"]:
