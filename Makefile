@@ -38,8 +38,10 @@ format: $(READY)  ## rewrite the sources in the house style
 bench: $(READY)  ## measurements, side by side with peers
 	$(BIN)/python -m benchmarks
 
-docs: $(READY)  ## regenerate the configuration reference from the schema
+docs: $(READY)  ## regenerate the pages made from the code: configuration, chapter, visibility
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/generate_chapter.py
+	$(BIN)/python docs/generate_visibility.py
 
 clean:  ## remove what make made
 	rm -rf $(VENV) $(DEMO) .pytest_cache .ruff_cache
