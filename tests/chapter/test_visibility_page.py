@@ -15,4 +15,6 @@ def test_the_committed_page_is_what_its_blocks_print():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     text = (DOCS / "visibility.md").read_text(encoding="utf-8")
-    assert text == module.render(), "run: make docs"
+    assert module.render(text) == text, "run: make docs"
+    assert text.count("```python") > 12
+    assert module.render(text.replace("■", "x")) != text.replace("■", "x")
