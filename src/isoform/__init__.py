@@ -47,8 +47,10 @@ _HOME = {
     "load": "isoform.checkpoints",
     "presets": "isoform.config",
 }
-_MODULES = ("checkpoints", "config", "cost", "data", "errors", "evaluation", "generation", "nn", "report")
-_MODULES += ("training", "verify", "visibility")
+_MODULES = (
+    *("checkpoints", "config", "cost", "data", "errors", "evaluation", "generation", "nn", "report"),
+    *("training", "verify", "visibility"),
+)
 
 __all__ = [
     "Beam",
