@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from isoform.checkpoints import probe
+from isoform.checkpoints import narrow, probe
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.weights import SafetensorsFile, fill, refuse_strangers, skeleton, stored_names
@@ -30,6 +29,7 @@ from isoform.config.files import dumps, read, read_table, write_text
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError, CheckError, ConfigError, IsoformError, TokenizerError
 from isoform.nn import Transformer
+from isoform.nn.forms import plain
 
 if TYPE_CHECKING:
     from isoform.data import Tokenizer
@@ -49,13 +49,14 @@ def save(bundle: Bundle, folder: Path) -> Path:
         state = {
             "format": FORMAT,
             "versions": _versions(),
-            "dtypes": _dtypes(p for p in model.parameters()),
+            "dtypes": _dtypes(p for p in model.parameters() if not p.is_meta),
+            "weights": narrow.form(model),
             "sharing": [list(group) for group in model.tied()],
             "config_sha256": _sha256(new / "config.json"),
             "protocol": bundle.protocol.model_dump(mode="json"),
             "vocabularies": vocabularies,
             "provenance": dict(bundle.provenance),
-            "probe": {**probe.record(model, bundle.protocol), "texts": _texts(bundle)},
+            "probe": {**probe.record(plain(model), bundle.protocol), "texts": _texts(bundle)},
         }
         write_text(new / MARK, json.dumps(state, indent=1, ensure_ascii=False) + "\n")
     return folder
@@ -116,9 +117,9 @@ def _check(bundle: Bundle, state: Mapping[str, Any]) -> probe.ProbeReport:
         for text, before in ids.items():
             if texts.get(side, {}).get(text) != before:
                 raise CheckError(f"check: the {side} token ids of {text!r} are not the saved ones")
-    found = probe.record(bundle.model, bundle.protocol)
+    found = probe.record(plain(bundle.model), bundle.protocol)
     stored = state["dtypes"][0] if len(state["dtypes"]) == 1 else "float32"
-    found["rounding"] = probe.rounding(bundle.model, stored)
+    found["rounding"] = probe.rounding(plain(bundle.model), stored)
     report = probe.compare(saved, found)
     n_texts = sum(len(ids) for ids in saved["texts"].values())
     return dataclasses.replace(report, texts=n_texts)
@@ -161,8 +162,7 @@ def _protocol(state: Mapping[str, Any], folder: Path) -> Protocol:
 def _write_weights(model: Transformer, path: Path) -> None:
     from safetensors.torch import save_file
 
-    tensors: dict[str, Tensor] = {name: p.detach().contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, path, metadata={"format": "pt"})
+    save_file(narrow.tensors(model), path, metadata={"format": "pt"})
 
 
 def _read_weights(
@@ -174,6 +174,10 @@ def _read_weights(
 ) -> Transformer:
     path = folder / "model.safetensors"
     file = SafetensorsFile(path)
+    if (form := state.get("weights")) is not None:
+        if dtype is not None:
+            raise ArtifactError(f"{folder}: its weights are {form}; they cannot be read as {dtype}")
+        return narrow.read(config, form, file, folder, device)
     model = skeleton(config)
     tied = model.tied()
     if [list(group) for group in tied] != state["sharing"]:

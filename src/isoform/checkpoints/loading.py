@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from isoform.checkpoints import artifact, ctranslate2, huggingface, llama2c
+from isoform.checkpoints import artifact, ctranslate2, gguf, huggingface, llama2c
 from isoform.checkpoints.bundle import Bundle
 from isoform.errors import ArtifactError
 
@@ -24,7 +24,7 @@ def load(
 
     Args:
         path: an artifact; a folder with ``config.json`` and weights in the layout of `transformers`; a
-            folder of CTranslate2; a ``.bin`` file of llama2.c.
+            folder of CTranslate2; a ``.bin`` file of llama2.c; a GGUF file.
         check: re-run the golden probe of an artifact; a checkpoint carries none to be held against.
         dtype: what to hold the weights in; default: as stored.
         device: where to put the network.
@@ -45,6 +45,8 @@ def load(
         return ctranslate2.load(path, dtype=dtype, device=device)
     if huggingface.is_checkpoint(path):
         return huggingface.load(path, dtype=dtype, device=device, unpickle=unpickle)
+    if gguf.is_gguf(path):
+        return gguf.load(path, dtype=dtype, device=device)
     if llama2c.is_llama2c(path):
         return llama2c.load(path, dtype=dtype, device=device)
     raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")

@@ -38,7 +38,9 @@ def read_llama2c(path: Path) -> Tokenizer:
     for i, name in enumerate(("<unk>", "<s>", "</s>")):
         pieces[i] = name
     vocab = {piece.replace(" ", "▁"): i for i, piece in enumerate(pieces)}
-    inner = _byte_fallback_bpe(vocab, merges(vocab, lambda piece: vocab[piece]))
+    inner = byte_fallback_bpe(
+        vocab, merges(vocab, lambda piece: vocab[piece]), unk="<unk>", space_before=True
+    )
     inner.add_special_tokens(["<unk>", "<s>", "</s>"])
     special = SpecialIds(bos=1, eos=2, unk=0)
     return Tokenizer.from_huggingface(inner, special, Template(prefix=(1,)), specials_in_text="text")
@@ -54,16 +56,26 @@ def merges(vocab: Mapping[str, int], rank: Any) -> list[tuple[str, str]]:
     return found
 
 
-def _byte_fallback_bpe(vocab: dict[str, int], pairs: list[tuple[str, str]]) -> tokenizers.Tokenizer:
+def byte_fallback_bpe(
+    vocab: dict[str, int], pairs: list[tuple[str, str]], *, unk: str, space_before: bool
+) -> tokenizers.Tokenizer:
+    """Llama's kind of SentencePiece model: merged pieces, bytes where there is no piece.
+
+    Args:
+        vocab: ids by piece, a space written ▁.
+        pairs: merges, the most urgent first.
+        unk: the unknown token.
+        space_before: whether a space is put before each text.
+    """
     import tokenizers
     from tokenizers import decoders, models, normalizers
 
-    model = models.BPE(vocab, pairs, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+    model = models.BPE(vocab, pairs, byte_fallback=True, fuse_unk=True, unk_token=unk)
     inner = tokenizers.Tokenizer(model)
-    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    spaces: list[Any] = [normalizers.Prepend("▁")] if space_before else []
+    inner.normalizer = normalizers.Sequence([*spaces, normalizers.Replace(" ", "▁")])
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    inner.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if space_before else [])])
     return inner
 
 

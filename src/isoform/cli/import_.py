@@ -16,7 +16,8 @@ def command(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A folder with config.json and weights, a CTranslate2 folder, or a llama2.c .bin file.",
+            help="A folder with config.json and weights, a CTranslate2 folder, a GGUF file, "
+            "or a llama2.c .bin file.",
             show_default=False,
         ),
     ],

@@ -1,0 +1,81 @@
+"""Weights in a form of `isoform.nn.products` in the artifact's file: numbers, and scales beside them.
+
+A head that is tied to an embedding has nothing of its own: its form is made again from the table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from isoform.checkpoints.weights import SafetensorsFile, refuse_strangers, skeleton
+from isoform.config import ModelConfig
+from isoform.errors import ArtifactError
+from isoform.nn import Transformer
+from isoform.nn.forms import bias_of, form_of, maps, set_product
+from isoform.nn.heads import TokenHead
+from isoform.nn.products import FORMS, Form, product, restored
+
+
+def form(model: Transformer) -> Form | None:
+    """The form as it is stored: one that only lays float32 out otherwise is none."""
+    found = form_of(model)
+    return None if found == "float32" else found
+
+
+def tensors(model: Transformer) -> dict[str, Tensor]:
+    """What the file holds: every parameter once, and for a narrow weight its numbers and scales."""
+    found = {name: p.detach().contiguous() for name, p in model.named_parameters() if not p.is_meta}
+    for name, module in maps(model):
+        if module.product is not None and module.weight.is_meta and not _tied(model, module):
+            found |= {f"{name}.weight{suffix}": t for suffix, t in module.product.stored().items()}
+    return found
+
+
+def read(
+    config: ModelConfig,
+    form: Form,
+    file: SafetensorsFile,
+    folder: Path,
+    device: torch.device | str | None,
+) -> Transformer:
+    """The network of an artifact whose weights are in a form.
+
+    Raises:
+        ArtifactError: an unknown form, or tensors that are missing, unknown, misshaped or of another type.
+    """
+    if form not in FORMS:
+        raise ArtifactError(f"{folder}: weights in the unknown form {form!r}")
+    model = skeleton(config).requires_grad_(False)
+    own = {name: module for name, module in maps(model) if not _tied(model, module)}
+    int8 = form.startswith("int8")
+    dtypes = {f"{name}.weight": torch.int8 if int8 else torch.bfloat16 for name in own}
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    if int8:
+        shapes |= {f"{name}.weight_scale": (module.weight.shape[0],) for name, module in own.items()}
+    found = {name: file.shape(name) for name in file.names()}
+    refuse_strangers(file.path, shapes, found)
+    for name in found:
+        kind = file.dtype(name)
+        if kind != dtypes.get(name, kind) or (name not in dtypes and not kind.is_floating_point):
+            raise ArtifactError(f"{file.path}: tensor {name} has dtype {kind}, not what {form} weights have")
+    given = {name: file.view(name).to(device=device) for name in found}
+    plain = {name: t for name, t in given.items() if name not in dtypes and not name.endswith("_scale")}
+    for name, tensor in plain.items():
+        path, _, key = name.rpartition(".")
+        setattr(model.get_submodule(path), key, nn.Parameter(tensor, requires_grad=False))
+    if model.source_embedding is not None and config.tie_source:
+        model.source_embedding.weight = model.embedding.weight
+    for name, module in maps(model):
+        if name in own:
+            parts = {s: given[f"{name}.weight{s}"] for s in (("", "_scale") if int8 else ("",))}
+            set_product(module, restored(form, parts, bias_of(module)))
+        else:
+            set_product(module, product(form, model.embedding.weight, bias_of(module)))
+    return model.eval()
+
+
+def _tied(model: Transformer, module: nn.Module) -> bool:
+    return isinstance(module, TokenHead) and module.cfg.tied
