@@ -125,8 +125,15 @@ class Model:
                 keys[site.out.out] = ("site", site.index)
         for inner in structure.inners:
             keys.setdefault(inner.out.out, ("inner", inner.index))
-        for number, linear in enumerate(n for n in structure.linears if n.out not in keys):
-            keys[linear.out] = ("linear", number)
+        for number, router in enumerate(structure.routers):
+            keys.setdefault(router.linear.out, ("router", number))
+        # How many maps make queries, keys and values is a matter of style.
+        parts = {p.linear.out for site in structure.sites for _, p in site.parts()}
+        parts |= {linear.out for inner in structure.inners for linear in inner.sources}
+        for kind, chosen in (("linear", False), ("part", True)):
+            left = (n for n in structure.linears if n.out not in keys and (n.out in parts) == chosen)
+            for number, linear in enumerate(left):
+                keys[linear.out] = (kind, number)
         return keys
 
     def _reads(self) -> dict[Key, int]:

@@ -17,6 +17,8 @@ REAL = torch.ones_like(IDS)
 REAL[1, 7:] = 0
 REAL[2, 5:] = 0
 
+DOCUMENTS = (torch.arange(10)[None] >= torch.tensor([[4], [3], [2]])).long()
+
 
 class Planted(NamedTuple):
     """A case: the slugs to be found, the fault, the model."""
@@ -26,6 +28,7 @@ class Planted(NamedTuple):
     config: Mapping[str, Any] = MappingProxyType({})
     kind: str = "decoder"
     left: bool = False
+    documents: bool = False
 
     def __str__(self) -> str:
         where = "".join(f",{k}={v}" for k, v in self.config.items() if k in ("position", "placement"))
@@ -43,6 +46,8 @@ def models(case: Planted, style: str) -> tuple[nn.Module, nn.Module, dict[str, A
     else:
         a = randomise(Decoder(config, causal=case.kind == "decoder"))
         ours = packed = {"ids": IDS, "attention_mask": real}
+        if case.documents:
+            ours = packed = {**ours, "documents": DOCUMENTS}
     if style == "packed":
         return a, Packed(a, case.fault).eval(), ours, packed
     b: Any = EncoderDecoder(config, case.fault) if case.kind == "both" else None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .steps import ACTIVATIONS, Config, Decoder, EncoderDecoder, Faults, Stack, sinusoid
+from .steps import ACTIVATIONS, Config, Decoder, EncoderDecoder, Faults, Stack, restarted, route, sinusoid
 
 
 class Packed(nn.Module):
@@ -58,6 +58,15 @@ class Packed(nn.Module):
                 if self.c.qk_norm:
                     norms += [(f"{i}_{kind}_qn", attention.q_norm), (f"{i}_{kind}_kn", attention.k_norm)]
                 norms.append((f"{i}_{kind}", layer.attention_norm if kind == "self" else layer.cross_norm))
+            if self.c.experts:
+                put(f"{i}_router", layer.ff.router.weight)
+                each = layer.ff.experts
+                put(f"{i}_in", torch.stack([torch.cat([e.gate.weight, e.up.weight]).t() for e in each]))
+                put(f"{i}_out", torch.stack([e.down.weight.t() for e in each]))
+                put(f"{i}_in_b", torch.stack([torch.cat([e.gate.bias, e.up.bias]) for e in each]))
+                put(f"{i}_out_b", torch.stack([e.down.bias for e in each]))
+                norms.append((f"{i}_ff", layer.ff_norm))
+                continue
             maps = [layer.ff.gate, layer.ff.up] if self.c.gated else [layer.ff.up]
             put(f"{i}_in", torch.cat([m.weight.t() for m in maps], 1))
             put(f"{i}_out", layer.ff.down.weight.t())
@@ -111,7 +120,7 @@ class Packed(nn.Module):
             out = torch.view_as_real(z * phase).transpose(-1, -2).flatten(-2)
         return torch.cat([out, rest], -1)
 
-    def attend(self, side, i, kind, x, memory, real, positions) -> Tensor:
+    def attend(self, side, i, kind, x, memory, real, positions, documents=None) -> Tensor:
         c, b, t, s = self.c, x.shape[0], x.shape[1], memory.shape[1]
         name, width = f"{side}_{i}_{kind}", c.d // c.heads
         sizes = [c.d, c.kv * width, c.kv * width]
@@ -144,6 +153,8 @@ class Packed(nn.Module):
             allowed = torch.ones_like(allowed)
         if self.at(i, "mask-row"):
             allowed = allowed.roll(1, 0)
+        if documents is not None and "document-leak" not in self.fault:
+            allowed = allowed & (documents[:, None, :, None] == documents[:, None, None])
         far = torch.arange(s)[None] - torch.arange(t)[:, None]
         if self.causal[side] and kind == "self":
             if not self.at(i, "causality"):
@@ -194,8 +205,22 @@ class Packed(nn.Module):
             return self.p[f"{side}_relative"][(far + 4).clamp(0, 7)].permute(2, 0, 1)
         return None
 
+    def experts(self, side: str, i: int, x: Tensor) -> Tensor:
+        """All experts on all tokens, in one product."""
+        name = f"{side}_{i}"
+        logits = x @ self.p[f"{name}_router"].t()
+        kind = str(self.fault["expert-routing"]) if self.at(i, "expert-routing") else self.c.routing
+        weight, index = route(logits, kind)
+        share = torch.zeros_like(logits).scatter(-1, index, weight)
+        y = torch.einsum("btd,edf->betf", x, self.p[f"{name}_in"]) + self.p[f"{name}_in_b"][:, None]
+        gate, content = y.chunk(2, -1)
+        y = torch.einsum("betf,efd->betd", F.silu(gate) * content, self.p[f"{name}_out"])
+        return torch.einsum("betd,bte->btd", y + self.p[f"{name}_out_b"][:, None], share)
+
     def feed(self, side: str, i: int, x: Tensor) -> Tensor:
         c = self.c
+        if c.experts:
+            return self.experts(side, i, x)
         y = x @ self.p[f"{side}_{i}_in"]
         if c.bias:
             y = y + self.p[f"{side}_{i}_in_b"]
@@ -210,9 +235,13 @@ class Packed(nn.Module):
         y = y @ self.p[f"{side}_{i}_out"]
         return y + self.p[f"{side}_{i}_out_b"] if c.bias else y
 
-    def run(self, side: str, ids: Tensor, real: Tensor, memory=None, memory_real=None) -> Tensor:
+    def run(
+        self, side: str, ids: Tensor, real: Tensor, memory=None, memory_real=None, documents=None
+    ) -> Tensor:
         c = self.c
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)
+        if documents is not None and "document-positions" not in self.fault:
+            positions = restarted(positions, documents)
         if "position-padding" in self.fault:
             positions = torch.arange(ids.shape[1]).expand_as(ids)
         if "position-offset" in self.fault:
@@ -229,7 +258,7 @@ class Packed(nn.Module):
         for i in range(c.layers):
             if (c.residual == "parallel") != self.at(i, "parallel-residual"):
                 n, m = self.norm(x, f"{side}_{i}_self", i), self.norm(x, f"{side}_{i}_ff", i)
-                x = x + (self.attend(side, i, "self", n, n, real, positions) + self.feed(side, i, m))
+                x = x + (self.attend(side, i, "self", n, n, real, positions, documents) + self.feed(side, i, m))
                 continue
             steps = ["self", "cross", "ff"] if memory is not None else ["self", "ff"]
             pre = (c.placement == "pre") != self.at(i, "norm-placement")
@@ -238,7 +267,7 @@ class Packed(nn.Module):
                 if kind == "ff":
                     y = self.feed(side, i, h)
                 elif kind == "self":
-                    y = self.attend(side, i, kind, h, h, real, positions)
+                    y = self.attend(side, i, kind, h, h, real, positions, documents)
                 else:
                     y = self.attend(side, i, kind, h, memory, memory_real, positions)
                 if self.at(i, "residual-scale"):
@@ -248,7 +277,25 @@ class Packed(nn.Module):
             return x
         return self.norm(x, f"{side}_final", -1)
 
-    def forward(self, ids: Tensor, attention_mask: Tensor | None = None, src: Tensor | None = None) -> Tensor:
+    def pooled(self, x: Tensor, real: Tensor, kind: str) -> Tensor:
+        places = torch.arange(x.shape[1]).expand_as(real)
+        if kind == "mean":
+            weights = real.to(x.dtype) / real.sum(1, keepdim=True)
+        elif kind == "mean-all":
+            weights = torch.full(real.shape, 1 / x.shape[1], dtype=x.dtype)
+        else:
+            at = {"first": 0, "last": x.shape[1] - 1}.get(kind)
+            at = torch.where(real, places, -1).amax(1, keepdim=True) if at is None else torch.tensor(at)
+            weights = (places == at).to(x.dtype)
+        return torch.einsum("btd,bt->bd", x, weights)
+
+    def forward(
+        self,
+        ids: Tensor,
+        attention_mask: Tensor | None = None,
+        src: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         if self.both:
             assert src is not None and attention_mask is not None
             real = attention_mask.bool()
@@ -256,7 +303,9 @@ class Packed(nn.Module):
             x = self.run("dec", ids, torch.ones_like(ids).bool(), memory, real)
         else:
             real = torch.ones_like(ids).bool() if attention_mask is None else attention_mask.bool()
-            x = self.run("dec", ids, real)
+            x = self.run("dec", ids, real, documents=documents)
+            if self.c.pool is not None:
+                x = self.pooled(x, real, str(self.fault.get("pooling", self.c.pool)))
         logits = x @ self.p["head"].t()
         if "head_bias" in self.p and "output-bias" not in self.fault:
             logits = logits + self.p["head_bias"]

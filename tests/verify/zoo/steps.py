@@ -154,6 +154,37 @@ class FeedForward(nn.Module):
         return self.down(inner)
 
 
+def route(logits: Tensor, kind: str, k: int = 2) -> tuple[Tensor, Tensor]:
+    """Weights and numbers of the experts of each token ``[N, k]``."""
+    if kind == "top, softmax":
+        value, index = logits.topk(k, -1)
+        return value.softmax(-1), index
+    share = logits.sigmoid() if kind.startswith("sigmoid") else logits.softmax(-1)
+    value, index = share.topk(k, -1)
+    if kind.endswith("renormalise"):
+        value = value / value.sum(-1, keepdim=True)
+    return value * (2.5 if kind.endswith("scaled") else 1.0), index
+
+
+class Experts(nn.Module):
+    """Each expert runs on its own tokens."""
+
+    def __init__(self, c: Config, fault: Faults) -> None:
+        super().__init__()
+        self.kind = str(fault.get("expert-routing", c.routing))
+        self.router = nn.Linear(c.d, c.experts, bias=False)
+        self.experts = nn.ModuleList(FeedForward(c, fault) for _ in range(c.experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        weight, index = route(self.router(flat), self.kind)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(index == number)
+            out.index_add_(0, token, expert(flat[token]) * weight[token, place, None])
+        return out.view_as(x)
+
+
 class Config:
     """Sizes and the sound variant."""
 
@@ -164,7 +195,8 @@ class Config:
         self.scale, self.cap, self.window, self.qk_norm = 0.5, None, None, False
         self.gated, self.activation, self.tied, self.head_bias = True, "silu", False, False
         self.embedding_scale, self.embedding_norm, self.residual = 1.0, False, "sequential"
-        self.logit_cap, self.pad = None, 0
+        self.logit_cap, self.pad, self.pool = None, 0, None
+        self.experts, self.routing = 0, "softmax, top, renormalise"
         for name, value in given.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
@@ -181,7 +213,7 @@ class Layer(nn.Module):
         if cross:
             self.cross = Attention(c, fault, False, True, index)
             self.cross_norm = Norm(c.d, c.norm, c.eps, fault)
-        self.ff = FeedForward(c, fault)
+        self.ff = Experts(c, fault) if c.experts else FeedForward(c, fault)
         self.ff_norm = Norm(c.d, c.norm, c.eps, fault)
 
     def sublayer(self, x: Tensor, norm: Norm, body) -> Tensor:
@@ -214,6 +246,13 @@ class Layer(nn.Module):
         return self.sublayer(x, self.ff_norm, self.ff)
 
 
+def restarted(count: Tensor, documents: Tensor) -> Tensor:
+    """Positions from 0 in every document."""
+    new = torch.ones_like(documents).bool()
+    new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return count - torch.where(new, count, 0).cummax(1).values
+
+
 class Stack(nn.Module):
     def __init__(self, c: Config, fault: Faults, causal: bool, cross: bool) -> None:
         super().__init__()
@@ -228,8 +267,10 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(c, fault, i, causal, cross) for i in range(c.layers))
         self.norm = Norm(c.d, c.norm, c.eps, {k: v for k, v in fault.items() if fault.get("layer") is None})
 
-    def positions(self, real: Tensor) -> Tensor:
+    def positions(self, real: Tensor, documents: Tensor | None) -> Tensor:
         count = (real.long().cumsum(-1) - 1).clamp(min=0)
+        if documents is not None and "document-positions" not in self.fault:
+            count = restarted(count, documents)
         if "position-padding" in self.fault:
             count = torch.arange(real.shape[1]).expand_as(count)
         return count
@@ -248,8 +289,8 @@ class Stack(nn.Module):
             return self.relative((far + 4).clamp(0, 7)).permute(2, 0, 1)
         return None
 
-    def forward(self, ids: Tensor, real: Tensor, memory=None, memory_real=None) -> Tensor:
-        c, positions = self.c, self.positions(real)
+    def forward(self, ids: Tensor, real: Tensor, memory=None, memory_real=None, documents=None) -> Tensor:
+        c, positions = self.c, self.positions(real, documents)
         scale = c.embedding_scale * (c.d**0.5 if "embedding-scale" in self.fault else 1.0)
         x = self.table(ids) * scale
         if c.position == "learned":
@@ -259,6 +300,9 @@ class Stack(nn.Module):
         if c.embedding_norm and "norm-missing-embedding" not in self.fault:
             x = self.embedding_norm(x)
         bias = self.bias(ids.shape[1])
+        if documents is not None and "document-leak" not in self.fault:
+            apart = documents[:, None, :, None] != documents[:, None, None]
+            bias = torch.where(apart, -1e9, 0.0) if bias is None else bias.masked_fill(apart, -1e9)
         for layer in self.layers:
             x = layer(x, memory, real, memory_real, positions, bias)
             if "unlisted-stream" in self.fault and layer.index == 0:
@@ -273,6 +317,20 @@ def sinusoid(positions: Tensor, d: int, interleaved: bool) -> Tensor:
     angle = positions[..., None] * freq
     parts = (angle.sin(), angle.cos())
     return torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+
+
+def pooled(x: Tensor, real: Tensor, kind: str) -> Tensor:
+    """One vector a row."""
+    rows, length = torch.arange(len(x)), x.shape[1]
+    if kind in ("first", "last"):
+        return x[:, 0 if kind == "first" else -1]
+    if kind == "last-real":
+        return x[rows, length - 1 - real.flip(1).long().argmax(1)]
+    if kind == "max":
+        return x.masked_fill(~real[..., None], -1e9).amax(1)
+    if kind == "mean-all":
+        return x.mean(1)
+    return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
 
 class Head(nn.Module):
@@ -292,11 +350,15 @@ class Decoder(nn.Module):
     def __init__(self, c: Config, fault: Faults | None = None, causal: bool = True) -> None:
         super().__init__()
         fault = fault or {}
+        self.pool = str(fault.get("pooling", c.pool)) if c.pool else None
         self.c, self.stack, self.lm = c, Stack(c, fault, causal, False), Head(c, fault)
 
-    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None
+    ) -> Tensor:
         real = torch.ones_like(ids).bool() if attention_mask is None else attention_mask.bool()
-        return self.lm(self.stack(ids, real))
+        x = self.stack(ids, real, documents=documents)
+        return self.lm(x if self.pool is None else pooled(x, real, self.pool))
 
 
 class EncoderDecoder(nn.Module):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +10,8 @@ from torch import Tensor
 from isoform.tokens import Tokens
 from isoform.verify.audit.report import Check
 from isoform.verify.noise import tolerance
-from isoform.verify.subject import Subject, main_tensor
-
-# A user's step: ids [B, 1] and whatever the last call returned → logits [B, 1, V] and the new state.
-Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
+from isoform.verify.stepping import Step, keeps_past, stepper
+from isoform.verify.subject import Subject
 
 
 def check_cache(subject: Subject, step: Step | None = None) -> Check:
@@ -28,13 +24,13 @@ def check_cache(subject: Subject, step: Step | None = None) -> Check:
         return Check(name, None, "the input is not token ids")
     try:
         if step is not None:
-            stepped, full, real, how = *_by_function(subject, step), "the given step function"
+            stepped, full, real, how = *_stepped(subject, step), "the given step function"
         elif isinstance(module, Transformer):
             if module.decoder is None:
                 return Check(name, None, "an encoder has no cached steps")
             stepped, full, real, how = *_by_isoform(subject), "isoform's cache"
-        elif "past_key_values" in inspect.signature(module.forward).parameters and _caches(module):
-            stepped, full, real, how = *_by_past(subject), "past_key_values"
+        elif "past_key_values" in inspect.signature(module.forward).parameters and keeps_past(module):
+            stepped, full, real, how = *_stepped(subject, None), "past_key_values"
         else:
             return Check(name, None, "it takes no past_key_values and no step function was given")
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -56,15 +52,6 @@ def check_cache(subject: Subject, step: Step | None = None) -> Check:
         "that positions, masks and cached contents advance together",
         "beam reordering and lengths beyond this input",
     )
-
-
-def _caches(module: Any) -> bool:
-    config = getattr(module, "config", None)
-    encoder_only = getattr(config, "is_decoder", None) is False and not getattr(
-        config, "is_encoder_decoder", False
-    )
-    architectures = type(module).__name__
-    return not encoder_only or "CausalLM" in architectures or "LMHead" in architectures
 
 
 def _by_isoform(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,39 +78,8 @@ def _by_isoform(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
     return stepped, full, real
 
 
-def _by_past(subject: Subject) -> tuple[Tensor, Tensor, Tensor]:
-    module: Any = subject.module
-    name = subject.target.name
-    ids, real = subject.content(subject.target), subject.real(subject.target)
+def _stepped(subject: Subject, step: Step | None) -> tuple[Tensor, Tensor, Tensor]:
+    found = stepper(subject, step)
+    assert found is not None
     full = subject.run().output
-    fixed = {
-        k: v for k, v in subject.kwargs.items() if k not in (name, "position_ids", "labels", "cache_position")
-    }
-    mask_name = subject.target.mask if subject.target.mask in fixed else None
-    steps: list[Tensor] = []
-    past: Any = None
-    with torch.no_grad():
-        for t in range(ids.shape[1]):
-            inputs = {**fixed, name: ids[:, t : t + 1], "past_key_values": past, "use_cache": True}
-            if mask_name is not None:
-                inputs[mask_name] = fixed[mask_name][:, : t + 1]
-            if "position_ids" in subject.kwargs:
-                inputs["position_ids"] = subject.kwargs["position_ids"][:, t : t + 1]
-            if "token_type_ids" in fixed:
-                inputs["token_type_ids"] = fixed["token_type_ids"][:, t : t + 1]
-            result = module(**inputs)
-            past = result.past_key_values
-            steps.append(main_tensor(result))
-    return torch.cat(steps, 1), full, real
-
-
-def _by_function(subject: Subject, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-    ids, real = subject.content(subject.target), subject.real(subject.target)
-    full = subject.run().output
-    state: Any = None
-    steps: list[Tensor] = []
-    with torch.no_grad():
-        for t in range(ids.shape[1]):
-            logits, state = step(ids[:, t : t + 1], state)
-            steps.append(logits if logits.dim() == 3 else logits[:, None])
-    return torch.cat(steps, 1), full, real
+    return found.run([1] * full.shape[1]), full, subject.real(subject.target)

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from isoform.errors import ShapeError
 from isoform.verify.align import Model
-from isoform.verify.diagnose import attention, ending, feed_forward, precision, stream, weights
+from isoform.verify.diagnose import attention, ending, feed_forward, losses, precision, steps, stream, weights
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.probe import longer, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.record import Recording, record
+from isoform.verify.stepping import Step
 from isoform.verify.subject import Inputs
 
 __all__ = ["Diagnosis", "Finding", "Place", "diagnose"]
@@ -28,6 +29,8 @@ def diagnose(
     candidate_inputs: Inputs | None = None,
     *,
     probe: bool = True,
+    step: Step | None = None,
+    candidate_step: Step | None = None,
 ) -> Diagnosis:
     """Say why two models are not the same function.
 
@@ -37,7 +40,11 @@ def diagnose(
         inputs: what both read: keyword arguments of ``forward`` as a dict, positional ones as a tuple, or one
             tensor. Not needed for recordings.
         candidate_inputs: the same content in the form that the candidate takes; default: `inputs`.
-        probe: also look for faults that these weights hide, by giving both models others.
+        probe: also look for faults that these weights hide, by giving both models others, and for those of
+            losses and of cached steps, where both models give a loss for ``labels`` or keep a past.
+        step: the reference's cached step, (ids ``[B, 1]``, state) → (logits, state); default:
+            ``past_key_values``, where the module takes it.
+        candidate_step: the candidate's.
 
     Returns:
         The verdict and every cause that was found. An empty list of findings goes with "equivalent" or "noise".
@@ -50,6 +57,10 @@ def diagnose(
     rounding = _rounding(first, second)
     a, b = Model(first, rounding), Model(second, rounding)
     found = examine(a, b)
+    if isinstance(reference, nn.Module) and isinstance(candidate, nn.Module):
+        assert inputs is not None and theirs is not None
+        if probe or step is not None or candidate_step is not None:
+            found = _beside(found, _around((reference, candidate), (inputs, theirs), (step, candidate_step)))
     if not probe or rounding is not None:
         return found
     if isinstance(reference, nn.Module) and isinstance(candidate, nn.Module):
@@ -59,6 +70,22 @@ def diagnose(
             a, b = Model(pair[0]), Model(pair[1])
     ours, other = other_weights(a, b)
     return _with_latent(found, examine(reweighted(a, ours), reweighted(b, other), latent=True))
+
+
+def _around(
+    modules: tuple[nn.Module, nn.Module],
+    inputs: tuple[Inputs, Inputs],
+    functions: tuple[Step | None, Step | None],
+) -> list[Finding]:
+    """What one forward pass does not show: the loss, and steps with a cache."""
+    loss = losses.check(*modules, *inputs)
+    return [*([] if loss is None else [loss]), *steps.check(*modules, *inputs, functions, examine)]
+
+
+def _beside(found: Diagnosis, more: list[Finding]) -> Diagnosis:
+    if not more:
+        return found
+    return dataclasses.replace(found, verdict="differs", findings=(*found.findings, *more))
 
 
 def _with_latent(found: Diagnosis, probed: Diagnosis) -> Diagnosis:
@@ -151,12 +178,6 @@ def result(model: Model) -> Tensor:
     value = model.graph.values[model.graph.output]
     found = model.of_node(model.graph.output)
     return value if found is None else found
-
-
-def _of_weights(node: Any, graph: Any) -> bool:
-    """Whether a node reads a trained parameter; a buffer is a constant."""
-    trained = graph.recording.trained
-    return any(r.kind == "parameter" and r.name in trained for r in node.refs())
 
 
 def _allowance(model: Model, unit: float) -> float:

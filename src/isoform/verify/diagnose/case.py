@@ -51,6 +51,9 @@ HINTS = {
     "pooling": "check which positions are pooled when there is padding on either side",
     "masked-row-nan": "keep rows without any allowed key finite",
     "loss-accounting": "check the shift of the labels, ignored positions, and the average",
+    "position-decode": "count positions in cached steps from the length of what is cached, once for all layers",
+    "cache-content": "check what is kept, in which order, and whether it is reordered and replaced with the rows",
+    "decode-protocol": "check start, end and padding ids, and rows of the vocabulary that only fill it up",
     "unexplained": "no known deviation explains this part: compare its code in both models line by line",
 }
 
@@ -141,7 +144,8 @@ def layer_of(model: Model, node: int) -> int | None:
     if not own:
         return None
     starts = [min(p.linear.node for _, p in s.parts()) if s.parts() else s.softmax for s in own]
-    ends = [i.out.out for i in structure.inners] + [s.out.out for s in structure.sites if s.out is not None]
+    ends = [i.out.out for i in structure.inners] + [r.end for r in structure.routers]
+    ends += [s.out.out for s in structure.sites if s.out is not None]
     if node > max(ends, default=node):
         post = any(structure.trunk.get(s, s) != s for s in structure.states)
         return len(own) - 1 if post and structure.chain(node)[-1] in structure.states else None

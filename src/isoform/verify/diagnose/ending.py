@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.pooling import describe_pooling
 from isoform.verify.diagnose.unary import gap
 
 
@@ -32,6 +33,17 @@ def check(case: Case) -> None:
     difference = case.differ(ours, found, role)
     case.checked.append(("result", b.graph.output, difference))
     if difference <= case.tolerance:
+        return
+    if value.shape[1] > 1 and ours.shape[1] == 1:
+        pools = describe_pooling(a, top_a, a.graph.output), describe_pooling(b, top_b, b.graph.output)
+        case.add(
+            "unexplained" if pools == (None, None) else "pooling",
+            place,
+            pools[0] or "puts the tokens' results together in a way of its own",
+            pools[1] or "puts them together in a way of its own",
+            b.graph.output,
+            relative_difference=difference,
+        )
         return
     words_a, words_b = _describe(value, ours), _describe(value, found)
     kind = "unexplained" if None in (words_a, words_b) else "softcap"

@@ -74,7 +74,7 @@ class Graph:
             )
         self.output = int(recording.output.name)
         self._args = [[int(r.name) for r in node.refs() if r.kind == "node"] for node in self.nodes]
-        self.useful = self._ancestors([self.output])
+        self.useful = self.ancestors([self.output])
         self.values: list[Tensor] = []
         self._constants: dict[Ref, Tensor] = {
             Ref("parameter", name): value for name, value in (parameters or {}).items()
@@ -130,7 +130,7 @@ class Graph:
         """Likewise for several nodes."""
         targets = list(targets)
         touched = parameters or {}
-        needed = self._ancestors(targets, set(given))
+        needed = self.ancestors(targets, set(given))
         done: dict[int, Tensor] = dict(given)
         for number in sorted(needed):
             if number in done:
@@ -282,7 +282,8 @@ class Graph:
             live.append(entry)
         return live, static
 
-    def _ancestors(self, targets: Sequence[int], stops: set[int] | None = None) -> set[int]:
+    def ancestors(self, targets: Sequence[int], stops: set[int] | None = None) -> set[int]:
+        """Nodes that targets are made of, themselves included; nothing behind ``stops``."""
         seen: set[int] = set()
         stack = list(targets)
         while stack:

@@ -60,7 +60,11 @@ def explain_mask(
     if abs(one.padding - two.padding) > 1e-9 or abs(one.real - two.real) > 0.3 and one.padding != two.padding:
         kind = "cross-mask" if cross else "mask-polarity"
         add(kind, _padding(one), _padding(two))
-    if not cross and min(one.real, two.real) > 0.3:
+    if not cross and _apart(open_a, open_b, queries, keys):
+        words = "keeps the documents of a row apart", "lets documents of a row read each other"
+        more = bool((open_b & ~open_a & seen).any())
+        add("document-leak", words[not more], words[more])
+    elif not cross and min(one.real, two.real) > 0.3:
         _ahead(add, one, two, length)
         if one.behind != two.behind and (one.ahead == two.ahead or min(one.behind, two.behind) > 0):
             add("sliding-window", _behind(one, length), _behind(two, length))
@@ -68,7 +72,7 @@ def explain_mask(
         strict = open_a & ~open_b & seen
         loose = ~open_a & open_b & seen
         first = (loose if loose.any() else strict).nonzero()[0].tolist()
-        kind = "document-leak" if _blocks(open_a, seen) != _blocks(open_b, seen) else "unexplained"
+        kind = "unexplained"
         where = f"query {first[2]} in row {first[0]}, head {first[1]}"
         reads = "reads" if loose.any() else "does not read"
         other = "does not read" if loose.any() else "reads"
@@ -133,13 +137,21 @@ def _pattern(allowed: Tensor, queries: Tensor, keys: Tensor, cross: bool) -> Pat
     return Pattern(ahead, behind, round(padding, 6), share)
 
 
-def _blocks(allowed: Tensor, seen: Tensor) -> bool:
-    """Whether some query cannot read its predecessor although it reads itself: rows hold several documents."""
-    size = min(allowed.shape[-2:])
+def _apart(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> bool:
+    """Whether the two masks are one and the same but for a division of rows into documents."""
+    size = a.shape[-1]
+    if a.shape[-2] != size or size < 2:
+        return False
+    asked = (queries[:, None, :, None] & keys[:, None, None, :]).expand_as(a)
+    narrow, wide = (a, b) if bool((b & ~a & asked).any()) else (b, a)
     own = torch.arange(1, size)
-    mine = (allowed & seen)[..., own, own]
-    previous = (allowed & seen)[..., own, own - 1]
-    return bool((mine & ~previous).any())
+    pair = queries[:, 1:] & keys[:, :-1]
+    starts = (narrow[:, :, own, own] & ~narrow[:, :, own, own - 1] & wide[:, :, own, own - 1]).all(1) & pair
+    if not bool(starts.any()):
+        return False
+    document = torch.cat([starts.new_zeros(len(starts), 1), starts], 1).cumsum(1)
+    same = (document[:, :, None] == document[:, None, :])[:, None]
+    return bool((narrow == wide & same)[asked].all())
 
 
 def explain_bias(

@@ -57,6 +57,11 @@ def explain_shift(case: Case, place: Place, a: Tensor, b: Tensor, role: str, ord
                 offset=int(offset[0]),
             )
             return
+        falls_a, falls_b = (_falls(i, real) for i in (index_a, index_b))
+        if falls_a != falls_b and bool(known.sum() == real.sum()):
+            words = "starts positions anew in every document", "counts on through all documents of a row"
+            case.add("document-leak", place, words[not falls_a], words[not falls_b], order)
+            return
         full = real.all(-1)
         moved = torch.stack(
             [
@@ -83,6 +88,11 @@ def explain_shift(case: Case, place: Place, a: Tensor, b: Tensor, role: str, ord
         order,
         relative_difference=gap(a[real], b[real]),
     )
+
+
+def _falls(index: Tensor, real: Tensor) -> bool:
+    """Whether positions go back somewhere within a row."""
+    return bool(((index[:, 1:] < index[:, :-1]) & real[:, 1:] & real[:, :-1]).any())
 
 
 def _counts(index: Tensor, real: Tensor) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.align import Key, Model
+from isoform.verify.diagnose import pooling, routing
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.positions import explain_shift
 from isoform.verify.diagnose.unary import CLOSE, Step, close, describe, gap, said
@@ -112,6 +113,8 @@ def _sum(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
     out = a.of_node(na)
     if out is None or _same(case, nb, given, out, "sum"):
         return []
+    if routing.explain(case, tops_a, tops_b):
+        return []
     held_a, held_b = tuple(tops_a.values()), tuple(tops_b.values())
     return [
         (
@@ -172,7 +175,10 @@ def _same(case: Case, target: int, given: dict[int, Tensor], expected: Tensor, w
         if b.of_node(node, value.shape[-1]) is None:
             return False
         shaped[node] = b.graph.shaped(value, node, value.shape[-1])
-    out = b.graph.evaluate(target, shaped)
+    try:
+        out = b.graph.evaluate(target, shaped)
+    except RuntimeError:  # sizes that hang on the values themselves: nothing is said about this part
+        return True
     found = b.graph.canonical(out, expected.shape[-1], target)
     if found is None:
         return False
@@ -241,9 +247,10 @@ def _explain(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
         place = case.place(_part(case, wb), wa.target, wb.target)
         said_a, said_b = _told(sa), _told(sb)
         if _unknown(sa, sb):
-            case.add(
-                "unexplained", place, f"{said_a} here", f"{said_b} here", wb.target, **_profile(case, wa, wb)
-            )
+            kind = "pooling" if _pools(sa) or _pools(sb) else "unexplained"
+            if kind == "pooling":
+                place = dataclasses.replace(place, layer=None)
+            case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target, **_profile(case, wa, wb))
         elif _norms(sa) != _norms(sb):
             kind = "norm-placement" if moved or _is_added(wb) else "norm-missing"
             case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
@@ -281,6 +288,8 @@ def _steps(model: Model, wire: Wire) -> list[Step]:
     value = model.of_node(wire.source)
     if value is None:
         return [Step("other")]
+    if pooling.is_pooled(model, wire.source, wire.target):
+        return pooling.steps(model, wire.source, wire.target)
     held = tuple(n for n in wire.held if n != wire.source)
     return describe(model, wire.source, wire.target, value.shape[-1], value.shape, held)
 
@@ -291,6 +300,10 @@ def _unknown(*steps: list[Step]) -> bool:
 
 def _norms(steps: list[Step]) -> int:
     return sum(s.kind == "norm" for s in steps)
+
+
+def _pools(steps: list[Step]) -> str:
+    return next((s.words for s in steps if s.kind == "pool"), "")
 
 
 def _told(steps: list[Step]) -> str:
@@ -344,6 +357,9 @@ def _steps_differ(case: Case, place: object, wa: Wire, wb: Wire, sa: list[Step],
     ]
     for x, y in norms:
         norm_differs(case, place, wb.target, x, y)
+    if _pools(sa) != _pools(sb):
+        at = dataclasses.replace(place, layer=None)  # type: ignore[type-var]
+        case.add("pooling", at, _pools(sa), _pools(sb), wb.target)  # type: ignore[arg-type]
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
     _affine(case, place, wa, wb, affine_a, affine_b)

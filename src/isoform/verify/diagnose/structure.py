@@ -8,6 +8,7 @@ to what was there before.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 
 import torch
 from torch import Tensor
@@ -96,6 +97,23 @@ class Inner:
     sources: list[Linear]
 
 
+@dataclasses.dataclass(eq=False)
+class Router:
+    """A choice of experts for each token.
+
+    Attributes:
+        linear: the map to one score an expert.
+        choice: the node of the choice (top-k, sort, argmax).
+        end: the node where all chosen experts' results have been put together.
+        experts: their linear maps.
+    """
+
+    linear: Linear
+    choice: int
+    end: int
+    experts: list[Linear]
+
+
 class Structure:
     """A model's parts.
 
@@ -106,6 +124,8 @@ class Structure:
         entries: nodes where content comes in: token lookups, vectors given from outside.
         states: sums of the stream.
         reads: linear maps that read the stream, and the result if it is read off the stream.
+        routers: choices of experts. The experts' own maps are not among `linears`: which tokens they read is
+            decided anew in every run.
         trunk: for each entry or state the node through which everything that reads it goes.
         top: for each node the entry, state or linear result it is a function of alone; ROOT: of several.
     """
@@ -113,6 +133,9 @@ class Structure:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.linears = _linears(graph)
+        self.routers = find_routers(graph, self.linears)
+        experts = {linear.node for router in self.routers for linear in router.experts}
+        self.linears = [linear for linear in self.linears if linear.node not in experts]
         self.by_out = {linear.out: linear for linear in self.linears}
         self.entries = [e for e in graph.entries if e not in {n.node for n in self.linears}]
         self.stops = {*self.by_out, *self.entries}
@@ -240,6 +263,51 @@ class Structure:
     def _settled(self, node: int, top: int) -> int:
         """Back over operations that only begin what all readers do anyway (the square of a norm, say)."""
         return node if node == top or self.graph.values[node].shape[-1] > 1 else top
+
+
+_CHOICES = ("topk", "sort", "argmax", "max")
+
+
+def find_routers(graph: Graph, linears: list[Linear]) -> list[Router]:
+    """Choices among the outputs of a linear map, and what hangs on them."""
+    found: list[Router] = []
+    by_out = {linear.out: linear for linear in linears}
+    for number in sorted(graph.useful):
+        node = graph.nodes[number]
+        if node.op not in _CHOICES or (node.op == "max" and len(node.args) < 2) or not graph.args(number):
+            continue
+        read = graph.args(number)[0]
+        tops = [read] if read in by_out else graph.sources(read, by_out)
+        if len(tops) != 1 or any(r.choice == number - 1 for r in found):
+            continue
+        linear = by_out[tops[0]]
+        width = linear.weight.shape[0]
+        if graph.values[read].shape[-1] != width or any(r.linear is linear for r in found):
+            continue
+        end = _together(graph, number, linear.weight.shape[1])
+        if end is None:
+            continue
+        before, inside = graph.ancestors([number]), graph.ancestors([end])
+        experts = [x for x in linears if x.node in inside and x.node not in before]
+        found.append(Router(linear, number, end, experts))
+    return found
+
+
+def _together(graph: Graph, number: int, width: int) -> int | None:
+    """The first node with vectors of the stream's width that everything made of a choice goes through."""
+    starts = {n for n in (number, number + 1) if n in graph.useful and graph.nodes[n].call is not None}
+    starts = {n for n in starts if n == number or graph.nodes[n].args == graph.nodes[number].args}
+    heap = sorted({user for n in starts for user in graph.users.get(n, [])})
+    seen = set(heap)
+    while heap:
+        at = heapq.heappop(heap)
+        if not heap and graph.values[at].is_floating_point() and graph.values[at].shape[-1] == width:
+            return at
+        for user in graph.users.get(at, []):
+            if user not in seen:
+                seen.add(user)
+                heapq.heappush(heap, user)
+    return None
 
 
 def _linears(graph: Graph) -> list[Linear]:

@@ -24,13 +24,14 @@ class Step:
     """One step of a function of vectors.
 
     Attributes:
-        kind: "affine" (``scale · x + shift``), "norm", or "other".
+        kind: "affine" (``scale · x + shift``), "norm", "pool" (tokens become one vector a row), or "other".
         scale: factor, a number where all channels have the same.
         shift: ``[B, T, d]`` what is added, None where nothing is.
         norm: "layer" or "rms".
         gain, bias: ``[d]`` of a norm.
         eps: what keeps a norm finite.
         outside: ε is added to the root and not under it.
+        words: how a pooling is done.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Step:
     bias: Tensor | None = None
     eps: float = 0.0
     outside: bool = False
+    words: str = ""
 
     @property
     def identity(self) -> bool:
@@ -64,6 +66,8 @@ class Step:
     def __str__(self) -> str:
         if self.kind == "other":
             return "a function of its own"
+        if self.kind == "pool":
+            return self.words
         if self.kind == "affine":
             if self.identity:
                 return "hands it on"

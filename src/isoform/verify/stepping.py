@@ -1,0 +1,106 @@
+"""Running a decoder in steps: by Hugging Face's ``past_key_values``, or by a function of the user's."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isoform.verify.subject import Subject, main_tensor
+
+# A user's step: ids [B, n] and whatever the last call returned → logits [B, n, V] and the new state.
+Step = Callable[[Tensor, Any], tuple[Tensor, Any]]
+
+
+@dataclasses.dataclass(eq=False)
+class Stepper:
+    """A way to run a model in steps.
+
+    Args:
+        subject: the model and its inputs.
+        call: (start, ids ``[B, n]``, state) → (logits, state).
+        chunks: several positions can be given at once.
+        name: how it is done.
+    """
+
+    subject: Subject
+    call: Callable[[int, Tensor, Any], tuple[Tensor, Any]]
+    chunks: bool
+    name: str
+
+    def run(self, sizes: Sequence[int]) -> Tensor:
+        """Results ``[B, T, V]`` of steps of these sizes."""
+        ids = self.subject.content(self.subject.target)
+        state, at, found = None, 0, list[Tensor]()
+        with torch.no_grad():
+            for size in sizes:
+                logits, state = self.call(at, ids[:, at : at + size], state)
+                found.append(logits if logits.dim() == 3 else logits[:, None])
+                at += size
+        return torch.cat(found, 1)
+
+    def at(self, place: int) -> tuple[nn.Module, dict[str, Tensor]]:
+        """The single step at a place as a module of its own, with what it reads."""
+        ids = self.subject.content(self.subject.target)
+        state: Any = None
+        with torch.no_grad():
+            for t in range(place):
+                _, state = self.call(t, ids[:, t : t + 1], state)
+        return _OneStep(self, place, state), {"ids": ids[:, place : place + 1]}
+
+
+class _OneStep(nn.Module):
+    def __init__(self, stepper: Stepper, place: int, state: Any) -> None:
+        super().__init__()
+        self.module = stepper.subject.module
+        self._held = (stepper, place, state)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits of one step."""
+        stepper, place, state = self._held
+        logits, _ = stepper.call(place, ids, copy.deepcopy(state))
+        return logits if logits.dim() == 3 else logits[:, None]
+
+
+def stepper(subject: Subject, step: Step | None = None) -> Stepper | None:
+    """How a model can be run in steps; None: in no way that is known."""
+    if subject.content(subject.target).is_floating_point():
+        return None
+    if step is not None:
+        return Stepper(subject, lambda _, ids, state: step(ids, state), False, "the given step function")
+    if "past_key_values" in inspect.signature(subject.module.forward).parameters and keeps_past(
+        subject.module
+    ):
+        return Stepper(subject, lambda at, ids, past: _with_past(subject, at, ids, past), True, "past_key_values")
+    return None
+
+
+def keeps_past(module: Any) -> bool:
+    """Whether a model that takes ``past_key_values`` is a decoder (encoders take the argument too)."""
+    config = getattr(module, "config", None)
+    both = getattr(config, "is_encoder_decoder", False)
+    encoder_only = getattr(config, "is_decoder", None) is False and not both
+    name = type(module).__name__
+    return not encoder_only or "CausalLM" in name or "LMHead" in name
+
+
+def _with_past(subject: Subject, at: int, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
+    name = subject.target.name
+    left_out = (name, "position_ids", "labels", "cache_position", "token_type_ids")
+    inputs = {k: v for k, v in subject.kwargs.items() if k not in left_out}
+    inputs |= {name: ids, "past_key_values": past, "use_cache": True}
+    end = at + ids.shape[1]
+    mask = subject.target.mask
+    if mask is not None and mask in subject.kwargs:
+        inputs[mask] = subject.kwargs[mask][:, :end]
+    for extra in ("position_ids", "token_type_ids"):
+        if extra in subject.kwargs:
+            inputs[extra] = subject.kwargs[extra][:, at:end]
+    result = subject.module(**inputs)
+    past = result["past_key_values"] if isinstance(result, dict) else result.past_key_values
+    return main_tensor(result), past
