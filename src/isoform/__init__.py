@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from isoform.nn import Output as Output
     from isoform.nn import build as build
     from isoform.nn import capture as capture
+    from isoform.optimized import optimize as optimize
     from isoform.tokens import Tokens as Tokens
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ _HOME = {
     "export": "isoform.checkpoints",
     "generate": "isoform.generation",
     "load": "isoform.checkpoints",
+    "optimize": "isoform.optimized",
     "presets": "isoform.config",
 }
 _MODULES = (
@@ -63,7 +65,7 @@ __all__ = [
     "Tokens",
     "__version__",
 ]
-__all__ += ["build", "capture", "export", "generate", "load", "presets", *_MODULES]
+__all__ += ["build", "capture", "export", "generate", "load", "optimize", "presets", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

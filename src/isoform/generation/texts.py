@@ -120,6 +120,14 @@ class TextGenerator:
             yield from zip(held, self._write(held, first, progress), strict=True)
             first += len(held)
 
+    def read(self, texts: Sequence[str]) -> list[tuple[Tokens, Tokens | None, int]]:
+        """What the network is given for texts, empty ones left out, in batches: prompts, sources, limit."""
+        rows = [row for row in self._encode(texts, 1) if row]
+        limits = [self._limit(number, len(row)) for number, row in enumerate(rows, 1)]
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+        batches = self._batches(order, limits)
+        return [(*self._tokens([rows[i] for i in batch]), limits[batch[0]]) for batch in batches]
+
     def _encode(self, texts: Sequence[str], first: int) -> list[list[int]]:
         protocol = self._bundle.protocol
         before = protocol.source_prefix if self._both else protocol.start
@@ -162,23 +170,25 @@ class TextGenerator:
         if batch:
             yield batch
 
-    def _generate(self, rows: list[list[int]], limit: int) -> Generated:
+    def _tokens(self, rows: list[list[int]]) -> tuple[Tokens, Tokens | None]:
         bundle, protocol = self._bundle, self._bundle.protocol
         device = bundle.model.embedding.weight.device
         read = Tokens.from_lists(rows, pad_id=protocol.pad_id, side=protocol.padding_side, device=device)
         if self._both:
             start = torch.tensor([protocol.start] * len(rows), device=device)
-            tokens, source = Tokens(start, layout="full"), read
-        else:
-            prefix = bundle.config.stack.visibility == "prefix"
-            tokens, source = dataclasses.replace(read, prefix=read.lengths() if prefix else None), None
+            return Tokens(start, layout="full"), read
+        prefix = bundle.config.stack.visibility == "prefix"
+        return dataclasses.replace(read, prefix=read.lengths() if prefix else None), None
+
+    def _generate(self, rows: list[list[int]], limit: int) -> Generated:
+        tokens, source = self._tokens(rows)
         return generate(
-            bundle.model,
+            self._bundle.model,
             tokens,
             source=source,
             max_new_tokens=limit,
             search=self._search,
-            protocol=protocol,
+            protocol=self._bundle.protocol,
             min_new_tokens=min(self._min, limit),
         )
 
