@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,25 @@ def test_specials_are_there_and_stay_out_of_text(config: Any) -> None:
     assert special.eos not in ids
     assert special.pad not in ids
     assert tokenizer.encode("the cat") == tokenizer.encode_batch(["x", "the cat"])[1]
+
+
+def test_tokens_are_shown_as_the_text_they_are() -> None:
+    """A byte-level vocabulary has its own alphabet, which nobody can read beyond ASCII."""
+    tokenizer = make(BytesBpe(vocab_size=300, min_frequency=1))
+    text = "größer → 日本語 🙂"
+    shown = [tokenizer.shown(i) for i in tokenizer.encode(text)]
+    assert "".join(shown).replace(" ", "") != text.replace(" ", "")  # some characters are cut into bytes
+    pieces = re.split("((?:<[0-9a-f]{2}>)+)", "".join(shown))
+    whole = [bytes.fromhex(p[1:-1].replace("><", "")).decode() if p.startswith("<") else p for p in pieces]
+    assert "".join(whole) == text
+    for number in tokenizer.special.named().values():
+        assert tokenizer.shown(number) == tokenizer.token(number)
+    letters = make(Characters())
+    assert [letters.shown(i) for i in letters.encode("Ġö")] == [
+        letters.token(i) for i in letters.encode("Ġö")
+    ]
+    with pytest.raises(TokenizerError, match="is not in the vocabulary"):
+        tokenizer.shown(tokenizer.vocab_size)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.kind)

@@ -111,18 +111,23 @@ def compare(found, expected, first=0):
 
 
 def check(kind, kv, window, side, structure):
+    for lengths in (LENGTHS, (4, 4, 4)):
+        continued(kind, kv, window, side, structure, lengths)
+
+
+def continued(kind, kv, window, side, structure, lengths):
     model = network(configuration(kind, kv, window, structure))
-    prompts, more = rows(1, LENGTHS), rows(2, (NEW,) * 3)
+    prompts, more = rows(1, lengths), rows(2, (NEW,) * 3)
     sources = rows(3, SOURCES) if structure == "encoder-decoder" else None
     prefix = torch.tensor([3, 2, 1]) if structure == "prefix" else None
     with torch.no_grad():
         expected = full(model, [a + b for a, b in zip(prompts, more, strict=True)], sources, prefix)
         cache, states = started(model, prompts, sources, prefix, side)
-        compare([states[i, :n] for i, n in enumerate(LENGTHS)], expected)
+        compare([states[i, :n] for i, n in enumerate(lengths)], expected)
         # One token, then two at once, then three.
         new = torch.tensor(more)
         pieces = [model.hidden(Tokens(part), cache=cache) for part in new.split([1, 2, 3], 1)]
-        compare(list(torch.cat(pieces, 1)), expected, LENGTHS)
+        compare(list(torch.cat(pieces, 1)), expected, lengths)
         # Beams: rows change places and repeat; each goes on with a token of its own.
         order = torch.tensor([2, 0, 2, 1])
         moved = cache.select(order)
@@ -181,23 +186,25 @@ networks_with_pieces = given(
     model_configs(structures=("decoder", "encoder-decoder"), token_head=True).filter(continues),
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.sampled_from(SIDES),
+    st.sampled_from([(4, 1, 3), (3, 3, 3)]),
 )
 
 
 @networks_with_pieces
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_network_in_any_pieces(cfg, pieces, side):
-    any_network(cfg, pieces, side)
+def test_any_network_in_any_pieces(cfg, pieces, side, lengths):
+    any_network(cfg, pieces, side, lengths)
 
 
 @pytest.mark.long
 @networks_with_pieces
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
-def test_very_many_networks_in_any_pieces(cfg, pieces, side):
-    any_network(cfg, pieces, side)
+def test_very_many_networks_in_any_pieces(cfg, pieces, side, lengths):
+    any_network(cfg, pieces, side, lengths)
 
 
-def any_network(cfg, pieces, side):
+def any_network(cfg, pieces, side, lengths):
+    """Rows of one length go on without masks and index tensors, rows of several with them."""
     model = network(cfg)
     size = cfg.embedding.vocab_size
     prompts = [
@@ -212,9 +219,9 @@ def any_network(cfg, pieces, side):
     with torch.no_grad():
         expected = full(model, [a + b for a, b in zip(prompts, more, strict=True)], sources, prefix)
         cache, states = started(model, prompts, sources, prefix, side, capacity=LONGEST)
-        compare([states[i, :n] for i, n in enumerate((4, 1, 3))], expected)
+        compare([states[i, :n] for i, n in enumerate(lengths)], expected)
         steps = [model.hidden(Tokens(part), cache=cache) for part in torch.tensor(more).split(pieces, 1)]
-        compare(list(torch.cat(steps, 1)), expected, (4, 1, 3))
+        compare(list(torch.cat(steps, 1)), expected, lengths)
 
 
 # --- the cache itself -------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ def _named(found: common.Target, seen: Trace) -> dict[str, Any]:
     def name(number: int, tokenizer: Any) -> dict[str, Any]:
         if tokenizer is None or number >= tokenizer.vocab_size:  # a table may have more rows than tokens
             return {"id": number, "token": str(number)}
-        return {"id": number, "token": tokenizer.token(number)}
+        return {"id": number, "token": tokenizer.shown(number)}
 
     return {
         "tokens": [name(i, own) for i in seen.ids],

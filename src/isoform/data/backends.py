@@ -57,6 +57,10 @@ class Backend(Protocol):
         """Whether text may be cut before a line end that follows a letter, without changing any id."""
         ...
 
+    def byte_level(self) -> bool:
+        """Whether the characters of a token stand for bytes."""
+        ...
+
 
 class HuggingFace:
     """A tokenizer of the `tokenizers` library.
@@ -126,6 +130,11 @@ class HuggingFace:
         for name in ("version", "truncation", "padding", "post_processor"):
             state.pop(name, None)
         return json.dumps([state, self.specials_in_text], sort_keys=True, ensure_ascii=False).encode("utf-8")
+
+    def byte_level(self) -> bool:
+        decoder = json.loads(self.inner.to_str())["decoder"]
+        steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder]
+        return any(step is not None and step["type"] == "ByteLevel" for step in steps)
 
     def line_ends_cut(self) -> bool:
         state = json.loads(self.inner.to_str())
@@ -243,6 +252,9 @@ class SentencePiece:
 
     def line_ends_cut(self) -> bool:
         return False  # a cut would put a word boundary after it
+
+    def byte_level(self) -> bool:
+        return False
 
     def _plain(self, texts: list[str]) -> list[list[int]]:
         if self._pieces is None:

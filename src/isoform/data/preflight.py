@@ -286,7 +286,7 @@ def _sample(records: Records[Record], index: int, tokenizers: Mapping[str, Token
     for name, texts in columns([records.items[index]]).items():
         text = texts[0][:200]  # a stream is one long record
         ids = tokenizers[name].encode(text)
-        shown[name] = text, tuple(tokenizers[name].token(i) for i in ids), tuple(ids)
+        shown[name] = text, tuple(tokenizers[name].shown(i) for i in ids), tuple(ids)
     return Sample(records.where(index), shown)
 
 

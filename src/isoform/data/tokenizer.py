@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from isoform.config.files import write_bytes, write_text
 from isoform.data.backends import Backend, HuggingFace, SentencePiece, TextSpecials
+from isoform.data.byte_level import written_out
 from isoform.data.specials import SpecialIds
 from isoform.data.tokenizer_config import BytesBpe, Characters, Specials, Unigram, Words
 from isoform.errors import DataError, TokenizerError, did_you_mean
@@ -158,6 +159,10 @@ class Tokenizer:
         return max(self._vocabulary.values()) + 1
 
     @functools.cached_property
+    def _byte_level(self) -> bool:
+        return self.backend.byte_level()
+
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 over what decides the ids. Two tokenizers share a vocabulary (R27) when it agrees.
 
@@ -175,6 +180,15 @@ class Tokenizer:
         if number not in self._tokens:
             raise TokenizerError(f"id {number} is not in the vocabulary of {self.vocab_size} tokens")
         return self._tokens[number]
+
+    def shown(self, number: int) -> str:
+        """The token of an id for people to read: of a byte-level vocabulary the text that its bytes are.
+
+        Raises:
+            TokenizerError: there is none.
+        """
+        token = self.token(number)
+        return written_out(token) if self._byte_level and number not in self.silent else token
 
     def id(self, token: str) -> int:
         """The id of a token.

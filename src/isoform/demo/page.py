@@ -104,7 +104,7 @@ def cross_map(result: DemoResult) -> Figure:
     assert looked.source_ids is not None
     return figures.attention_map(
         weights[head].tolist(),
-        queries=[result.bundle.tokenizer.token(i) for i in looked.ids],
-        keys=[result.bundle.source_tokenizer.token(i) for i in looked.source_ids],
+        queries=[result.bundle.tokenizer.shown(i) for i in looked.ids],
+        keys=[result.bundle.source_tokenizer.shown(i) for i in looked.source_ids],
         which=f"cross-attention, layer {layer}, head {head}",
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from isoform.report.cost import size
-from isoform.report.terminal import heading, indented, table
+from isoform.report.terminal import heading, indented, table, visible
 
 BAR = 40  # columns of the longest bar
 SHOWN = 40  # tokens of a sample
@@ -90,7 +90,7 @@ def _sample(sample: Mapping[str, Any]) -> Text:
         text.append(f"{_shortened(side['text'], SHOWN * 4)}\n", style="default")
         tokens = side["tokens"]
         more = "" if len(tokens) <= SHOWN else f" … ({len(tokens):,})"
-        text.append(f"    {_shortened(' · '.join(tokens[:SHOWN]), None)}{more}\n", style="cyan")
+        text.append(f"    {_shortened(' · '.join(map(visible, tokens[:SHOWN])), None)}{more}\n", style="cyan")
     return text
 
 
