@@ -208,8 +208,7 @@ def any_network(cfg, pieces, side, lengths):
     model = network(cfg)
     size = cfg.embedding.vocab_size
     prompts = [
-        [1 + (i * 7 + j * 3) % (size - 1) if size > 1 else 0 for j in range(n)]
-        for i, n in enumerate((4, 1, 3))
+        [1 + (i * 7 + j * 3) % (size - 1) if size > 1 else 0 for j in range(n)] for i, n in enumerate(lengths)
     ]
     more = [[(i * 5 + j * 11) % size for j in range(sum(pieces))] for i in range(3)]
     sources = None
