@@ -74,12 +74,27 @@ def test_it_is_fine_before(folder: Path) -> None:
             "rope_scaling: not understood: power",
         ),
         ({"pruned_heads": {"0": [1]}}, "pruned_heads is"),
+        ({"head_dim": 3}, "config.json: Rotary: rotary width 3 must be even: channels rotate in pairs"),
+        ({"num_key_value_heads": 3}, "config.json: Attention: n_heads 4 is not a multiple of n_kv_heads 3"),
+        ({"num_hidden_layers": -1}, "config.json: Stack: Input should be greater than 0"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "config.json: factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "could not convert string to float"),
+        ({"rope_scaling": 3}, "config.json: cannot be understood"),
+        ({"num_attention_heads": 0}, "config.json: "),
+        ({"architectures": 5}, "config.json: cannot be understood"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
 )
 def test_configurations(folder: Path, changes: dict[str, Any], message: str) -> None:
     edit_config(folder, **changes)
     refused(folder, message)
+
+
+@pytest.mark.parametrize("ids", ["end", [-3], {"a": 1}])
+def test_token_ids(folder: Path, ids: Any) -> None:
+    (folder / "generation_config.json").unlink()
+    edit_config(folder, eos_token_id=ids)
+    refused(folder, "token ids: ")
 
 
 def test_unknown_tensor(folder: Path) -> None:
@@ -241,7 +256,11 @@ class TestExport:
     def test_unknown_family_and_format(self, tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="no family 'lama'"):
             export(bundle_of(llama()), tmp_path / "out", family="lama")
-        with pytest.raises(ArtifactError, match="cannot export to 'gguf'"):
+        with pytest.raises(ArtifactError, match="a family is for the format hf, not for 'onnx'"):
+            export(bundle_of(llama()), tmp_path / "out", to="onnx", family="llama")
+        with pytest.raises(
+            ArtifactError, match="cannot export to 'gguf'; expected one of hf, ctranslate2, onnx"
+        ):
             export(bundle_of(llama()), tmp_path / "out", to="gguf")  # type: ignore[arg-type]
 
 

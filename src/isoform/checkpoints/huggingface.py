@@ -15,7 +15,7 @@ from isoform.checkpoints.checked import Checked
 from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.folder_vocabularies import Found, find
 from isoform.checkpoints.folders import replaced
-from isoform.checkpoints.keys import IRRELEVANT, Keys
+from isoform.checkpoints.keys import IRRELEVANT, Keys, understood
 from isoform.checkpoints.mapping import actual_names, load_weights, save_weights
 from isoform.checkpoints.protocol import read_protocol, write_protocol
 from isoform.checkpoints.relayout import with_layout
@@ -54,8 +54,9 @@ def read_config(folder: Path) -> tuple[Family, HeadKind, ModelConfig, dict[str, 
             f"{where}: model_type {name!r} is not supported{did_you_mean(str(name), families.FAMILIES)}"
         )
     family = families.FAMILIES[name]
-    kind = _head(family, table, where)
-    config = family.read(Keys(table, where), kind)
+    with understood(where):
+        kind = _head(family, table, where)
+        config = family.read(Keys(table, where), kind)
     pooling = _sentence_pooling(folder)
     if pooling is not None and config.structure == "encoder":
         config = ModelConfig.model_validate({**config.model_dump(), "head": pooling.model_dump()})
@@ -117,9 +118,9 @@ def load(
         )
     model = skeleton(config)
     load_weights(model, family.mapping(config), weights, dtype=dtype, device=device)
-    protocol = read_protocol(
-        table, generation, encoder_decoder=config.structure == "encoder-decoder", bos=family.bos
-    )
+    both = config.structure == "encoder-decoder"
+    with understood(f"{folder}: token ids"):
+        protocol = read_protocol(table, generation, encoder_decoder=both, bos=family.bos)
     found = find(folder, family.model_type, table)
     if found is not None:
         _refuse_foreign(found, config, folder)

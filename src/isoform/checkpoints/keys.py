@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
+from pydantic import ValidationError
+
 from isoform.config import ActivationName
-from isoform.errors import ArtifactError
+from isoform.errors import ArtifactError, ConfigError, IsoformError
 
 # What the names mean in the library that wrote them (transformers, ACT2FN).
 ACTIVATIONS: dict[str, ActivationName] = {
@@ -163,3 +166,25 @@ class Keys:
                 f"{self.where}: not understood, and possibly a change of the function: {shown}"
                 + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             )
+
+
+@contextmanager
+def understood(where: str) -> Generator[None]:
+    """Whatever a foreign configuration makes go wrong inside is one line that names its file.
+
+    Raises:
+        ArtifactError: values that contradict each other, are missing, or of another type.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ArtifactError(f"{where}: {error}") from None
+    except IsoformError:
+        raise
+    except ValidationError as error:
+        faults = [fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False)]
+        raise ArtifactError(f"{where}: {error.title}: {'; '.join(dict.fromkeys(faults))}") from None
+    except KeyError as error:
+        raise ArtifactError(f"{where}: {error.args[0]} is missing") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise ArtifactError(f"{where}: cannot be understood: {' '.join(str(error).split())}") from None

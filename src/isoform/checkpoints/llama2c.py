@@ -13,6 +13,7 @@ from torch import Tensor
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.entries import FamilyMapping, Layers, Module, Packed, Same
 from isoform.checkpoints.families.llama_like import QKV
+from isoform.checkpoints.keys import understood
 from isoform.checkpoints.mapping import load_weights
 from isoform.checkpoints.vocabularies import read_llama2c
 from isoform.checkpoints.weights import skeleton
@@ -51,10 +52,11 @@ def load(path: Path, *, dtype: torch.dtype | None = None, device: torch.device |
     sizes = struct.unpack("<7i", raw[:28] if legacy else raw[8:36])
     d, hidden, n, heads, kv, vocab, length = sizes
     shared = vocab > 0 if legacy else raw[36] == 1
-    config = presets.llama(
-        abs(vocab), d_model=d, n_heads=heads, n_kv_heads=kv, ffn_width=hidden, n_layers=n, theta=THETA,
-        eps=1e-5, tied=shared,
-    ).replace(decoder__layer__attention__positions__layout="interleaved")  # fmt: skip
+    with understood(str(path)):
+        config = presets.llama(
+            abs(vocab), d_model=d, n_heads=heads, n_kv_heads=kv, ffn_width=hidden, n_layers=n, theta=THETA,
+            eps=1e-5, tied=shared,
+        ).replace(decoder__layer__attention__positions__layout="interleaved")  # fmt: skip
     weights = Flat(path, _layout(sizes, shared, legacy), 28 if legacy else 256)
     if legacy:
         _check_angles(weights, path, d // heads, length)

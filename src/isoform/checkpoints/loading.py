@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from isoform.checkpoints import artifact, ctranslate2, gguf, huggingface, llama2c
+from isoform.checkpoints import artifact, ctranslate2, gguf, huggingface, llama2c, onnx
 from isoform.checkpoints.bundle import Bundle
 from isoform.errors import ArtifactError
 
@@ -52,7 +52,7 @@ def load(
     raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")
 
 
-Format = Literal["hf", "ctranslate2"]
+Format = Literal["hf", "ctranslate2", "onnx"]
 
 
 def export(bundle: Bundle, path: str | Path, *, to: Format = "hf", family: str | None = None) -> Path:
@@ -61,7 +61,8 @@ def export(bundle: Bundle, path: str | Path, *, to: Format = "hf", family: str |
     Args:
         bundle: what to write.
         path: the folder to make; its ``isoform_check.json`` holds the figures of the check.
-        to: "hf", the layout of `transformers`; "ctranslate2", for that engine.
+        to: "hf", the layout of `transformers`; "ctranslate2", for that engine; "onnx", which
+            cannot be opened here again.
         family: for "hf" the ``model_type`` to write; default: the one it was imported as, else the first
             that fits.
 
@@ -76,4 +77,6 @@ def export(bundle: Bundle, path: str | Path, *, to: Format = "hf", family: str |
         return huggingface.export(bundle, path, family=family)
     if to == "ctranslate2":
         return ctranslate2.export(bundle, path)
+    if to == "onnx":
+        return onnx.export(bundle, path)
     raise ArtifactError(f"cannot export to {to!r}; expected one of {', '.join(get_args(Format))}")

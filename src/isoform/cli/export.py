@@ -19,8 +19,8 @@ def command(
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
     to: Annotated[
-        Literal["hf", "ctranslate2"],
-        typer.Option(help="The format: hf is the layout of the transformers library."),
+        Literal["hf", "ctranslate2", "onnx"],
+        typer.Option(help="hf, the layout of the transformers library, or ctranslate2, or onnx."),
     ] = "hf",
     family: Annotated[
         str | None,

@@ -16,6 +16,7 @@ from isoform.checkpoints.ctranslate2.binary import Variables
 from isoform.checkpoints.ctranslate2.structure import BUILT_IN, KINDS, read_config
 from isoform.checkpoints.ctranslate2.tensors import ENCODINGS, mapping
 from isoform.checkpoints.entries import Ignored
+from isoform.checkpoints.keys import understood
 from isoform.checkpoints.mapping import load_weights
 from isoform.checkpoints.vocabularies import characters, read_json
 from isoform.checkpoints.weights import skeleton
@@ -64,7 +65,8 @@ def load(
         known = ", ".join((*HEADS, *KINDS))
         raise ArtifactError(f"{weights.where}: kind {weights.kind!r} is not supported; known: {known}")
     settings = read_json(folder / CONFIG)
-    config = _old_config(weights) if old else read_config(weights, settings.get("layer_norm_epsilon"))
+    with understood(str(weights.where)):
+        config = _old_config(weights) if old else read_config(weights, settings.get("layer_norm_epsilon"))
     model = skeleton(config)
     rules = mapping(config, table="encoder.embeddings" if old else "encoder.embeddings_0")
     tables = (("encoder", config.source), ("decoder", config.embedding))

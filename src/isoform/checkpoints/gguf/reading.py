@@ -11,6 +11,7 @@ from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.entries import FamilyMapping, Ignored, Layers, Module, Packed, Same
 from isoform.checkpoints.gguf.file import File
 from isoform.checkpoints.gguf.vocabulary import read_tokenizer
+from isoform.checkpoints.keys import understood
 from isoform.checkpoints.mapping import load_weights
 from isoform.checkpoints.protocol import read_protocol
 from isoform.checkpoints.weights import skeleton
@@ -81,7 +82,8 @@ def load(path: Path, *, dtype: torch.dtype | None = None, device: torch.device |
             understood.
     """
     file = File(path)
-    config = read_config(file)
+    with understood(str(path)):
+        config = read_config(file)
     model = skeleton(config)
     load_weights(model, MAPPING, file, dtype=dtype, device=device)
     tokenizer = read_tokenizer(file, config.embedding.vocab_size)

@@ -110,9 +110,7 @@ class _Whole(nn.Module):
         model, places = self.model, _places(attention_mask)
         assert model.encoder is not None
         tokens = Tokens(input_ids, places.real, token_types=token_type_ids, layout="any")
-        hidden = model.encoder(
-            model.embedding(tokens, places.index), Sides(places, places, places.index)
-        )
+        hidden = model.encoder(model.embedding(tokens, places.index), Sides(places, places, places.index))
         assert places.real is not None
         return _read(model, hidden, places.real)
 
@@ -205,9 +203,10 @@ def _decoder(model: Transformer) -> Graph:
 
 
 def _cached(cfg: ModelConfig, name: str, length: str) -> tuple[Port, ...]:
+    heads = [layer.attention for layer in cfg.stack.layers()]
     return tuple(
-        Port(f"{name}.{i}.{part}", "float", (BATCH, layer.attention.n_kv_heads, length, layer.attention.head_width))
-        for i, layer in enumerate(cfg.stack.layers())
+        Port(f"{name}.{i}.{part}", "float", (BATCH, a.n_kv_heads, length, a.head_width))
+        for i, a in enumerate(heads)
         for part in ("key", "value")
     )
 

@@ -111,7 +111,9 @@ def _answers(
         theirs = session.whole(tokens)
     else:
         mask = tokens.real_or_ones().long()
-        theirs, _ = session.step(tokens.ids, mask, session.empty(tokens.batch), _more(session, tokens, source))
+        theirs, _ = session.step(
+            tokens.ids, mask, session.empty(tokens.batch), _more(session, tokens, source)
+        )
     if ours.dim() == 3:
         real = tokens.real_or_ones()
         return ours[real], theirs[real]
@@ -138,9 +140,10 @@ def _continued(model: Transformer, session: Session, tokens: Tokens, source: Tok
         if bool(((top[:, 0] - top[:, 1]) <= 2 * TOLERANCE["float32"] * ours.abs().amax(-1)).any()):
             return n  # a near tie: either choice is right, and what follows depends on it
         chosen = ours.argmax(-1)
-        if not torch.equal(chosen, last.argmax(-1)):
+        theirs = last.argmax(-1)
+        if not torch.equal(chosen, theirs):
             raise CheckError(
-                f"check: onnxruntime's greedy tokens {n + 1} are {last.argmax(-1).tolist()}, ours {chosen.tolist()}"
+                f"check: onnxruntime's greedy tokens {n + 1} are {theirs.tolist()}, ours {chosen.tolist()}"
             )
         whole = _appended(whole, chosen)
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import logging
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +76,7 @@ def _write(library: Any, model: Transformer, graph: Graph, folder: Path) -> dict
     training = model.training
     model.eval().set_attention("eager")
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), _silence():
             program = torch.onnx.export(
                 graph.module.eval(), (), kwargs=arguments, dynamic_shapes=shapes, dynamo=True,
                 input_names=[port.name for port in graph.inputs],
@@ -96,6 +98,19 @@ def _write(library: Any, model: Transformer, graph: Graph, folder: Path) -> dict
         "inputs": [dataclasses.asdict(port) for port in graph.inputs],
         "outputs": [dataclasses.asdict(port) for port in graph.outputs],
     }
+
+
+@contextlib.contextmanager
+def _silence() -> Generator[None]:
+    """Tracing tells of libraries that are not there and of its own steps."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _longest(model: Transformer, name: str) -> int:
