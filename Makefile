@@ -35,8 +35,9 @@ format: $(READY)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## measurements, side by side with peers
-	$(BIN)/python -m benchmarks
+bench: $(READY)  ## measurements, side by side with peers (--quick: ARGS=--quick)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(READY)  ## regenerate the pages made from the code: configuration, chapter, visibility
 	$(BIN)/python docs/generate_reference.py
