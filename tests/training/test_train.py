@@ -13,7 +13,7 @@ from isoform.checkpoints import load
 from isoform.config import ModelConfig
 from isoform.config.base import parse
 from isoform.config.files import read
-from isoform.errors import ConfigError, DataError
+from isoform.errors import ConfigError, DataError, IsoformError
 from isoform.training import RunConfig, check, train
 from isoform.training.log import read_log
 
@@ -267,3 +267,14 @@ def test_starters_are_valid_and_never_overwrite(
     assert "exists already" in capsys.readouterr().err
     assert cli.main(["init", kind, "-o", "mine.toml"]) == 0
     assert "isoform train mine.toml" in Path("mine.toml").read_text()
+
+
+def test_a_run_that_was_refused_can_be_mended(tmp_path: Path) -> None:
+    files(tmp_path)
+    text = (tmp_path / "text.txt").read_bytes()
+    (tmp_path / "text.txt").write_bytes(b"")
+    with pytest.raises(IsoformError):
+        train(run_of("lines"), tmp_path / "run", base=tmp_path, quiet=True)
+    (tmp_path / "text.txt").write_bytes(text)
+    result = train(run_of("lines", seed=2), tmp_path / "run", base=tmp_path, quiet=True)
+    assert result.finished

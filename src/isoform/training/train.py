@@ -89,6 +89,7 @@ def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> T
             finite; nothing half-written is left.
     """
     with locked(folder):
+        _forget_false_start(folder)
         agree(folder / "request.toml", run)
         saved = _saved_tokenizers(folder)
         setup = set_up(run, base, saved)
@@ -236,6 +237,14 @@ def _digests(prepared: Prepared) -> dict[str, Any]:
             os.path.relpath(file, base): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
         }
     }
+
+
+def _forget_false_start(folder: Path) -> None:
+    """A run that was refused before its first checkpoint binds no one: mended, it begins anew."""
+    if not (folder / "checkpoints").is_dir():
+        for pattern in ("request.toml", "run.toml", "data.json", "*tokenizer*", "preflight.json"):
+            for path in folder.glob(pattern):
+                path.unlink()
 
 
 def _refuse_changed_data(folder: Path, prepared: Prepared) -> None:
