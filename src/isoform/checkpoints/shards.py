@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import torch
@@ -121,7 +122,8 @@ def _sharded(folder: Path) -> Shards:
 
 def _pickled(path: Path) -> InMemory:
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        mapped = zipfile.is_zipfile(path)  # files of before PyTorch 1.6 can only be read whole
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # the unpickler refuses in many ways; all mean: not plain tensors
         raise ArtifactError(f"{path}: not a file of tensors: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
