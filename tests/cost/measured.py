@@ -116,10 +116,10 @@ def inference(config: ModelConfig, work: Workload) -> int:
         cache = Cache.allocate(config, work.batch, work.length, dtype=dtype)
         if source is not None:
             model.remember(cache, model.encode(source))
-        model.hidden(Tokens(tokens.ids[:, :-1], layout="full"), cache=cache)
+        model.hidden(Tokens(tokens.ids[:, :-1], prefix=tokens.prefix), cache=cache)
         held = [t for layer in cache.layers for t in (layer.keys, layer.values)]
         held += [t for pair in cache.memory or [] for t in pair]
         with measure_memory(model, *held) as use:
             assert model.head is not None
-            model.head(model.hidden(Tokens(tokens.ids[:, -1:], layout="full"), cache=cache))
+            model.head(model.hidden(Tokens(tokens.ids[:, -1:]), cache=cache))
         return use.peak

@@ -45,7 +45,10 @@ def layer_blocks(layer: Layer, place: Place) -> list[Block]:
     def normalise(name: str, at: Place, *, same_input: bool = False) -> None:
         norm = layer.memory_norm if name == "memory_norm" else layer.norm
         if name in counts and norm is not None:
-            block = norm_block(norm, name, at, counts[name])
+            # Beside input and result: the stream, and under post also the increment, or the sublayer's input.
+            held = {"pre": 0, "res_post": 1}.get(layer.placement, 0 if name == "memory_norm" else 2)
+            held = 0 if layer.placement == "sandwich" and not name.endswith("post_norm") else held
+            block = norm_block(norm, name, at, counts[name], held=held)
             block = _without_input(block) if same_input else block
             found.append(_waiting(block, place) if parallel and same_input else block)
 
@@ -98,13 +101,17 @@ def _without_input(block: Block) -> Block:
 
 
 def _waiting(block: Block, place: Place) -> Block:
+    """With the other branch's result, or its gradient, alive beside it."""
     gradient = place.stored("other branch", B * place.rows * D, place.widths.stream)
     moments = (dataclasses.replace(m, alive=(*m.alive, gradient)) for m in block.backward)
-    return dataclasses.replace(block, backward=tuple(moments))
+    return dataclasses.replace(block, forward=(*block.forward, gradient), backward=tuple(moments))
 
 
-def norm_block(norm: Norm, name: str, place: Place, weights: int) -> Block:
-    """Its input and statistics; on CPU a root-mean-square norm is composed and stores x̂ as well."""
+def norm_block(norm: Norm, name: str, place: Place, weights: int, *, held: int = 0) -> Block:
+    """Its input and statistics; on CPU a root-mean-square norm is composed and stores x̂ as well.
+
+    ``held``: states of the stream that are alive beside its input and result.
+    """
     w, tokens = place.widths, B * place.rows
     kept = normed(norm, tokens * D, tokens, place, w.stream)
     # The gradients of the stream beside it, of its result and of its input; a composed norm has one more of
@@ -113,7 +120,7 @@ def norm_block(norm: Norm, name: str, place: Place, weights: int) -> Block:
     width = w.wide if composed else w.stream
     gradients = place.stored("gradients", tokens * D * (5 if composed else 3), width)
     moment = Moment((gradients,), frozenset({"normalised"} if composed else ()), weights)
-    copies = place.stored("stream", tokens * D * (3 if composed else 2), width)
+    copies = place.stored("stream", tokens * D * (held + (3 if composed else 2)), width)
     return Block(name, kept, (copies,), (), (moment,), weights)
 
 
@@ -131,11 +138,17 @@ def _network(
     place: Place,
     weights: int,
     *,
-    branches: int = 2,
+    branches: tuple[int, int] | None = None,
     entry: str = "input",
 ) -> Block:
-    """``branches``: tensors of the hidden width that hold gate and content; ``entry`` names the input."""
+    """``branches``: where biases are added outside the product, tensors of the hidden width that hold gate
+    and content, in one and each with its bias; ``entry`` names the input."""
     w = place.widths
+    # A float32 bias, added outside the product, widens what follows under autocast.
+    apart = w.weight if w.autocast else w.compute
+    biased = branches is not None and isinstance(network, Gated) and network.bias_gate
+    gate_width = apart if biased else w.compute
+    shared, own = branches or (2, 0)
 
     def stored(what: str, elements: Formula, width: int = w.compute) -> Stored:
         return place.stored(what, elements, width, f=network.width)
@@ -146,13 +159,14 @@ def _network(
     dropout = bool(network.dropout) and place.work.mode == "train"
     kept = [stored(entry, tokens * D)]
     if gated:
-        kept.append(stored("gate and content", inner * branches))
+        kept.append(stored("gate and content", inner * shared))
+        kept.append(stored("biased branches", inner * own, apart))
         if network.activation != "identity":
-            kept.append(stored("activated gate", inner))
+            kept.append(stored("activated gate", inner, gate_width))
         # Its input is a view of what is already there; a second tensor beside the result is not.
         extra, result = max(extra - 1, 0) + (network.activation == "relu_squared"), False
     if extra:
-        kept.append(stored("activation", inner * extra))
+        kept.append(stored("activation", inner * extra, gate_width))
     if dropout:
         kept.append(stored("dropout", inner, w.noise(w.compute)))
         if result and network.activation != "identity":
@@ -195,17 +209,18 @@ def _experts_block(name: str, network: Experts, place: Place, weights: int) -> B
     stack = weights * 2 // 3 if isinstance(network.expert, Gated) else weights // 2
     whole = Stored("gradient of one expert", constant(stack), {}, w.weight)
     moments = tuple(Moment((*widened(m.alive), whole), weights=weights) for m in share.backward)
-    return Block(name, kept, widened(inner.forward), (), moments, weights)
+    result = place.stored("result", tokens * D * 2, w.compute)
+    return Block(name, kept, (*widened(share.forward), result), (), moments, weights)
 
 
-def _branches(expert: TwoLayer | Gated) -> int:
+def _branches(expert: TwoLayer | Gated) -> tuple[int, int]:
     """Hidden widths stored for gate and content: a bias takes a branch out of the tensor they share."""
     if not isinstance(expert, Gated):
-        return 2
+        return 2, 0
     extra, _ = _ACTIVATIONS[expert.activation]
     gate = extra - (expert.activation == "relu_squared") > 0 or expert.activation == "identity"
     packed = (gate and not expert.bias_gate) or not expert.bias_up
-    return 2 * packed + (gate and expert.bias_gate) + expert.bias_up
+    return 2 * packed, (gate and expert.bias_gate) + expert.bias_up
 
 
 def activation_stores(name: ActivationName) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ import dataclasses
 from isoform.config import Attention, Rotary
 from isoform.cost.formula import Formula, constant, symbol
 from isoform.cost.parameters import attention_widths
-from isoform.cost.storage import Block, Moment, Place, Stored, normed
+from isoform.cost.storage import Block, Moment, Place, Stored, normed, stored_bytes
 from isoform.cost.workload import Kernel
 
 B, D, H = symbol("B"), symbol("d"), symbol("h")
@@ -212,23 +212,39 @@ def _written_out(s: _Sides) -> list[Stored]:
 
 
 def _forward(s: _Sides) -> tuple[Stored, ...]:
+    """The fuller of two moments: while the kernel runs, and when the output projection has."""
     w = s.place.widths
-    new = B * s.place.rows * (s.query_width + 2 * s.key_width)  # projected now; in decode the rest is cached
-    stream = s.stored("stream", s.tokens * D * 2, w.stream)
-    heads = s.stored("projections", new * (2 if s.rotates else 1))
-    inside = [stream, heads, s.stored("context", s.query * 2, s.width)]
+    # Projected now, turned, normed; in decode the rest comes from the cache.
+    turned, both = B * s.place.rows * (s.query_width + s.key_width), s.attention.qk_norm is not None
+    new = turned * (1 + s.rotates + both) + B * s.place.rows * s.key_width
+    held = [s.stored("stream", s.tokens * D * 2, w.stream), s.stored("heads", new)]
     if s.converted:
-        inside.append(s.stored("widened", s.projected, s.width))
+        held.append(s.stored("widened", s.projected, s.width))
+    moved = s.converted or s.head_major or s.kernel != "fused"
+    after = (
+        *held,
+        s.stored("context", s.query * (2 if moved else 1), s.width),
+        s.stored("result", s.tokens * D, w.stream),
+    )
+    return max((*held, *_inside(s)), after, key=stored_bytes)
+
+
+def _inside(s: _Sides) -> list[Stored]:
+    context = s.stored("context", s.query, s.width)
+    decode = s.place.work.mode == "decode"
     if s.kernel == "fused":
         # A single query without a bias stands for its group; else keys are written out for every head of it.
         biased = s.attention.positions.kind in ("alibi", "relative_buckets")
-        if s.group > 1 and (biased or s.place.work.mode != "decode"):
-            inside.append(s.stored("repeated keys and values", s.repeated * 2, s.width))
-        return tuple(inside)
+        if s.group > 1 and (biased or not decode):
+            return [context, s.stored("repeated keys and values", s.repeated * 2, s.width)]
+        return [context]
+    grouped = s.stored("grouped queries", s.query if s.group > 1 else constant(0), s.width)
     copies = 4 if s.width == 2 else 3 if s.attention.softcap is not None else 2
-    # A cache lies by head already; fresh keys, and after them values, are copied.
-    copied = constant(0) if s.lone or s.place.work.mode == "decode" else s.key
-    return *inside, s.stored("scores", s.pairs * copies, s.width), s.stored("copies", copied, s.width)
+    scores = [grouped, s.stored("scores", s.pairs * copies, s.width)]
+    # A cache lies by head already; fresh values are copied for the product.
+    values = s.stored("values", constant(0) if s.lone or decode else s.key, s.width)
+    read = [grouped, s.stored("scores", s.pairs * 2, s.width), values, context]
+    return max(scores, read, key=stored_bytes)
 
 
 def _working(s: _Sides) -> tuple[Moment, ...]:
@@ -241,7 +257,9 @@ def _working(s: _Sides) -> tuple[Moment, ...]:
         own = s.converted or ((s.rotates or s.attention.qk_norm is not None) and s.group > 1)
         return (Moment((held, result) if own else (result,)),)
     wide = s.stored("widened", s.projected if s.converted else constant(0), s.width)
-    scores = Moment((held, wide, s.stored("scores", s.pairs, s.width)))
+    biased = s.attention.positions.kind in ("alibi", "relative_buckets")
+    added = s.stored("bias and mask", H * s.grid if biased else s.grid, s.width)
+    scores = Moment((held, wide, added, s.stored("scores", s.pairs, s.width)))
     return scores, Moment((held, s.stored("context", s.query), result))
 
 

@@ -113,26 +113,34 @@ def _stack(name: str, stack: Stack, place: Place, counts: Counts) -> list[Step]:
 def _shared(stack: Stack, place: Place, weights: int) -> Block:
     """Rotation tables, distance biases and masks, made once for all layers of a kind."""
     kept: list[Stored] = []
+    made: list[Stored] = []
     w, train, grid = place.widths, place.work.mode == "train", place.rows * place.keys
+    # A row's prefix is its own, so its mask is too.
+    masks = B * grid if stack.visibility == "prefix" else grid
+    inner = w.wide if w.half and place.work.device == "cpu" else w.compute
     kinds = {(a.positions, a.n_heads, a.window): a for a in (layer.attention for layer in stack.layers())}
     for (positions, heads, window), attention in kinds.items():
-        inner = w.wide if w.half and place.work.device == "cpu" else w.compute
         if isinstance(positions, Rotary):
             table = place.rows * symbol("d_r") * 2
             kept.append(place.stored("rotation table", table, w.stream, d_r=positions.width))
-        if positions.kind == "relative_buckets" and train:
-            kept.append(place.stored("distances", grid, 8))
+        if positions.kind == "relative_buckets":
+            made.append(place.stored("distances", grid * 6, 8))
+            if train:
+                kept.append(place.stored("distances", grid, 8))
         fused = place.kernel(attention, place.keys) == "fused"
         if train and not fused:
             continue  # added to the scores, which the backward pass does not look at
-        biased = positions.kind in ("alibi", "relative_buckets")
         narrow = window is not None and window < place.keys.value(place.sizes)
-        if biased:  # with the mask in it for a fused kernel; until the pass ends, the bias alone stays too
-            copies = 1 if train or not fused else 2
-            kept.append(place.stored("bias", grid * symbol("h") * copies, inner, h=heads))
-        elif narrow or (not fused and stack.visibility != "bidirectional"):
-            kept.append(place.stored("mask", grid, inner))
-    return Block("shared", tuple(kept), weights=weights)
+        if positions.kind in ("alibi", "relative_buckets"):
+            # For a fused kernel the mask is added to it; until the pass ends, the bias alone stays too.
+            kept.append(place.stored("bias", (masks if fused else grid) * symbol("h"), inner, h=heads))
+            if fused and not train:
+                kept.append(place.stored("bias alone", grid * symbol("h"), inner, h=heads))
+                if narrow or stack.visibility != "bidirectional":
+                    kept.append(place.stored("mask alone", masks, inner))
+        elif narrow or stack.visibility == "prefix" or (not fused and stack.visibility != "bidirectional"):
+            kept.append(place.stored("mask", masks, inner))
+    return Block("shared", tuple(kept), tuple(made), weights=weights)
 
 
 def _head(config: ModelConfig, place: Place, counts: Counts) -> list[Block]:
