@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from isoform.errors import DataError, ShapeError
 from isoform.verify.align import Model, Part, match_rows, whole
+from isoform.verify.derivatives import derivatives
 from isoform.verify.diagnose.case import layer_of
 from isoform.verify.record import Recording, record
 from isoform.verify.subject import Inputs, Subject, main_tensor, mode
@@ -96,7 +97,8 @@ class Comparison:
             f"<td>{escape(r.name)}</td><td>{r.error:.2e}</td><td>{r.expected:.0e}</td></tr>"
             for r in self.rows
         )
-        return f"<table><caption>{escape(f'{self.reference} and {self.candidate}: {self.verdict}')}</caption>{body}</table>"
+        caption = escape(f"{self.reference} and {self.candidate}: {self.verdict}")
+        return f"<table><caption>{caption}</caption>{body}</table>"
 
 
 def compare(
@@ -378,7 +380,7 @@ def _gradients(
             if real.shape == value.shape[:2]:
                 value, weight = value[real], weight[real]
             named = {n: p for n, p in module.named_parameters() if p.requires_grad}
-            found = torch.autograd.grad((value * weight).sum(), list(named.values()), allow_unused=True)
+            found = derivatives((value * weight).sum(), list(named.values()))
         grads.append({n: g for n, g in zip(named, found, strict=True) if g is not None})
     rows: list[Row] = []
     parameters = [m.recording.parameters for m in (a, b)]

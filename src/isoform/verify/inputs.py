@@ -18,8 +18,8 @@ BATCH, LENGTH, SOURCE = 3, 11, 9
 def example_inputs(module: nn.Module, *, length: int = LENGTH, seed: int = 0) -> dict[str, Any]:
     """Keyword arguments of ``forward`` that show as much as possible: unequal lengths, padding, no symmetry.
 
-    Knows Isoform's networks, Hugging Face's argument names, `torch.nn.Transformer` and its parts, and otherwise
-    gives the first argument token ids.
+    Knows Isoform's networks, Hugging Face's argument names, `torch.nn.Transformer` and its parts, and
+    otherwise gives the first argument token ids.
 
     Args:
         module: the module.
@@ -66,12 +66,8 @@ def _of_names(
     for name in names:
         word = name.lower()
         padding = any(part in word for part in ("mask", "real", "padding"))
-        if (
-            padding
-            and word not in ("src_mask", "tgt_mask", "mask")
-            and "attention" in word
-            or name in required
-            and padding
+        if (padding and word not in ("src_mask", "tgt_mask", "mask") and "attention" in word) or (
+            name in required and padding
         ):
             found[name] = ~real if "padding" in word else real.long()
         elif name in required:

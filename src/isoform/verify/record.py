@@ -9,10 +9,10 @@ that was running and the source line that asked for it.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -191,11 +191,12 @@ class Recording:
                 tuple(_live(args)),
                 _live(kwargs),
                 named["node"][str(i)],
-                *rest[:2],
-                _call(rest[2]),
-                rest[3],
+                module,
+                source,
+                _call(call),
+                inplace,
             )
-            for i, (op, args, kwargs, *rest) in enumerate(flow["nodes"])
+            for i, (op, args, kwargs, module, source, call, inplace) in enumerate(flow["nodes"])
         ]
         constants = {int(k): v for k, v in named["constant"].items()}
         ties = [tuple(group) for group in flow["ties"]]
@@ -267,7 +268,7 @@ def _run(subject: Subject) -> Recording:
 
 
 @contextmanager
-def _plain_paths() -> Iterator[None]:
+def _plain_paths() -> Generator[None]:
     """Attention as products and softmax, not as one kernel."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -323,7 +324,7 @@ class _Recorder(TorchDispatchMode):
                 self._known[id(tensor)] = Ref("input", part)
 
     @contextmanager
-    def modules(self) -> Iterator[None]:
+    def modules(self) -> Generator[None]:
         """Keep track of which module is running."""
         handles: list[Any] = []
         for path, module in self._module.named_modules():
@@ -399,7 +400,7 @@ class _Recorder(TorchDispatchMode):
             if tensor is part or tensor.dtype != part.dtype or known == Ref("node", number):
                 continue
             shapes: list[Geometry] = [
-                (tuple(t.shape), tuple(t.stride()), t.storage_offset()) for t in (tensor, part)
+                (tuple(t.shape), tuple(t.stride()), int(t.storage_offset())) for t in (tensor, part)
             ]
             new = len(self.nodes)
             args = (known, Ref("node", number), *shapes)
@@ -441,7 +442,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _source() -> str:
-    frame = sys._getframe(2)
+    frame = inspect.currentframe()
     while frame is not None and (
         "/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,7 +77,8 @@ def stepper(subject: Subject, step: Step | None = None) -> Stepper | None:
     if "past_key_values" in inspect.signature(subject.module.forward).parameters and keeps_past(
         subject.module
     ):
-        return Stepper(subject, lambda at, ids, past: _with_past(subject, at, ids, past), True, "past_key_values")
+        call = functools.partial(_with_past, subject)
+        return Stepper(subject, call, True, "past_key_values")
     return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -308,7 +308,7 @@ def main_tensor(result: Any) -> Tensor:
 
 
 @contextmanager
-def watching(module: nn.Module, seen: list[Seen]) -> Iterator[None]:
+def watching(module: nn.Module, seen: list[Seen]) -> Generator[None]:
     """Append every submodule's floating-point output to ``seen`` while the block runs."""
 
     def listen(path: str) -> Any:
@@ -333,7 +333,7 @@ def watching(module: nn.Module, seen: list[Seen]) -> Iterator[None]:
 
 
 @contextmanager
-def mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+def mode(module: nn.Module, *, training: bool) -> Generator[None]:
     """Put a module and all its parts in training or evaluation mode, and back to how each was."""
     before = {m: m.training for m in module.modules()}
     module.train(training)

@@ -258,7 +258,9 @@ class Packed(nn.Module):
         for i in range(c.layers):
             if (c.residual == "parallel") != self.at(i, "parallel-residual"):
                 n, m = self.norm(x, f"{side}_{i}_self", i), self.norm(x, f"{side}_{i}_ff", i)
-                x = x + (self.attend(side, i, "self", n, n, real, positions, documents) + self.feed(side, i, m))
+                x = x + (
+                    self.attend(side, i, "self", n, n, real, positions, documents) + self.feed(side, i, m)
+                )
                 continue
             steps = ["self", "cross", "ff"] if memory is not None else ["self", "ff"]
             pre = (c.placement == "pre") != self.at(i, "norm-placement")

@@ -57,7 +57,7 @@ def audit(
         seed: of the contents that are exchanged.
 
     Returns:
-        A report with one `Check` for each name; ``passed`` is None for what could not be run, with the reason.
+        A report with one `Check` for each name; ``passed`` is None for what could not be run, and why.
 
     Raises:
         ConfigError: an unknown check.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from isoform.tokens import Tokens
 from isoform.verify.audit.report import Check
+from isoform.verify.derivatives import derivatives
 from isoform.verify.noise import tolerance
 from isoform.verify.subject import Seen, Subject, watching
 
@@ -129,9 +130,7 @@ def gradient_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed
         worst: Leak | None = None
         for q in queries:
             weight = torch.randn(s.value[:, q].shape, generator=generator, dtype=torch.float64).to(s.value)
-            (grad,) = torch.autograd.grad(
-                (s.value[:, q] * weight).sum(), leaf, retain_graph=True, allow_unused=True
-            )
+            (grad,) = derivatives((s.value[:, q] * weight).sum(), [leaf])
             if grad is None:
                 continue
             norms = grad.flatten(2).norm(dim=-1)
@@ -176,6 +175,7 @@ def _run_with_leaf(subject: Subject) -> tuple[list[Seen], Tensor | None]:
             )
             if leaf or not mine or not isinstance(output, Tensor) or output.shape[:2] != (batch, length):
                 return None
+            assert isinstance(given, Tensor)
             if not torch.equal(given, content):
                 return None
             leaf.append(output.detach().clone().requires_grad_())
@@ -219,8 +219,8 @@ def after(subject: Subject) -> Callable[[int], Tensor]:
 def promised(subject: Subject) -> tuple[Promise | None, str]:
     """What the module claims to be, and from what that was read."""
     module = subject.module
-    config = getattr(module, "config", None)
-    stack = getattr(config, "decoder", None)
+    config: Any = getattr(module, "config", None)
+    stack: Any = getattr(config, "decoder", None)
     if hasattr(stack, "visibility"):
         if stack.visibility == "prefix":
             return "prefix", "config.decoder.visibility"

@@ -99,7 +99,7 @@ def _alone(
             return Check(
                 name,
                 False,
-                f"row {row} alone and the same row padded differ by {gap:.3g}: positions or masks count the padding",
+                f"row {row} alone and padded differ by {gap:.3g}: positions or masks count the padding",
                 {"row": row, "size": gap, "kind": "position-padding"},
                 _SHOWS_PADDING,
                 rest,
@@ -260,17 +260,19 @@ def check_window(subject: Subject, *, seed: int = 0) -> Check:
 def _windows(module: Any) -> list[int | None] | None:
     config = getattr(module, "config", None)
     stack = getattr(config, "decoder", None) or getattr(config, "encoder", None)
-    if hasattr(stack, "layers") and callable(stack.layers):
-        return [layer.attention.window for layer in stack.layers()]
+    listed: Any = getattr(stack, "layers", None)
+    if callable(listed):
+        layers_of: Any = listed()
+        return [layer.attention.window for layer in layers_of]
     window, layers = getattr(config, "sliding_window", None), getattr(config, "num_hidden_layers", None)
     if not isinstance(window, int) or not isinstance(layers, int):
         return None
     if getattr(config, "use_sliding_window", True) is False:
         return None
-    types = getattr(config, "layer_types", None)
+    types: Any = getattr(config, "layer_types", None)
     if types:
         return [window if kind == "sliding_attention" else None for kind in types]
-    return [window] * layers
+    return [window for _ in range(layers)]
 
 
 def check_batch_independence(subject: Subject) -> Check:

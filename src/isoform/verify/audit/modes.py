@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,13 +53,12 @@ def check_train_dropout(subject: Subject) -> Check:
 
 def dropout_rates(module: nn.Module) -> set[float]:
     """Every dropout probability found in modules or their settings."""
-    rates = {float(m.p) for m in module.modules() if isinstance(m, nn.Dropout | nn.Dropout1d)}
-    rates |= {float(m.dropout) for m in module.modules() if isinstance(getattr(m, "dropout", None), float)}
-    rates |= {
-        float(m.cfg.dropout)
-        for m in module.modules()
-        if isinstance(getattr(getattr(m, "cfg", None), "dropout", None), float)
-    }
+    modules: list[Any] = list(module.modules())
+    rates = {float(m.p) for m in modules if isinstance(m, nn.Dropout | nn.Dropout1d)}
+    for holder in (*modules, *(getattr(m, "cfg", None) for m in modules)):
+        rate = getattr(holder, "dropout", None)
+        if isinstance(rate, float):
+            rates.add(rate)
     return rates
 
 
@@ -160,7 +159,7 @@ def _has_batch_statistics(module: nn.Module) -> bool:
 
 
 @contextmanager
-def without_dropout(module: nn.Module) -> Iterator[nn.Module]:
+def without_dropout(module: nn.Module) -> Generator[nn.Module]:
     """A copy of the module in which every dropout probability that can be found is zero."""
     twin = copy.deepcopy(module)
     for m in twin.modules():
@@ -289,9 +288,6 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and has_gain and not list(module.children())
 
 
-def _width(module: nn.Module) -> int:
-    return (
-        int(module.weight.shape[0])
-        if isinstance(getattr(module, "weight", None), Tensor)
-        else int(module.normalized_shape[0])
-    )  # pyright: ignore
+def _width(module: Any) -> int:
+    weight = getattr(module, "weight", None)
+    return int(weight.shape[0] if isinstance(weight, Tensor) else module.normalized_shape[0])

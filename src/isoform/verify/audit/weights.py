@@ -56,7 +56,7 @@ def reloaded(module: nn.Module) -> tuple[nn.Module, str]:
 def declared_tie(module: nn.Module) -> bool | None:
     """Whether the module's configuration says that its head is tied; None where it says nothing."""
     config: Any = getattr(module, "config", None)
-    head = getattr(config, "head", None)
+    head: Any = getattr(config, "head", None)
     if hasattr(head, "tied"):
         return bool(head.tied)
     flag = getattr(config, "tie_word_embeddings", None)

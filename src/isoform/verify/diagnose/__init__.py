@@ -47,7 +47,7 @@ def diagnose(
         candidate_step: the candidate's.
 
     Returns:
-        The verdict and every cause that was found. An empty list of findings goes with "equivalent" or "noise".
+        The verdict and every cause that was found. There are no findings with "equivalent" or "noise".
 
     Raises:
         ShapeError: results of different shape for what should be the same content.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.align import Model, Part, Rows, Site, filled, values_of
+from isoform.verify.derivatives import derivatives
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.masks import explain_bias, explain_mask
 from isoform.verify.diagnose.report import Place
@@ -31,7 +32,7 @@ class Core:
         model: the model.
         site: the attention.
         heads: number of heads in the products.
-        inputs: for each of q, k, v the reference's values in this model's order of columns, ``[B, T, columns]``.
+        inputs: for q, k and v the reference's values in this model's order of columns, ``[B, T, columns]``.
     """
 
     model: Model
@@ -112,7 +113,7 @@ def check(case: Case, a: Site, b: Site) -> None:
             "mixes them in another",
             b.scores,
             relative_difference=difference,
-            **profile(ours, theirs),
+            profile=profile(ours, theirs),
         )
 
 
@@ -222,7 +223,7 @@ def columns_of(core: Core, which: str) -> list[list[int]] | None:
     for head in range(operand.shape[1]):
         leaves = [given[p.linear.out] for p in parts]
         pick = (operand[:, head] * weight[:, head]).sum()
-        grads = torch.autograd.grad(pick, leaves, retain_graph=True, allow_unused=True)
+        grads = derivatives(pick, leaves)
         columns: list[int] = []
         at = 0
         for part, grad in zip(parts, grads, strict=True):

@@ -13,9 +13,9 @@ from isoform.verify.diagnose.report import Finding, Place
 from isoform.verify.diagnose.unary import gap
 
 HINTS = {
-    "embedding-scale": "check the factor on the token embedding (√d), and whether it was folded into the table",
+    "embedding-scale": "check the factor on token embeddings (√d), and whether it was folded into the table",
     "position-offset": "check where position ids start (0, 1, or after the padding id)",
-    "position-padding": "derive positions from the padding mask instead of counting all places, or the reverse",
+    "position-padding": "derive positions from the padding mask instead of counting places, or the reverse",
     "sinusoid-layout": "check whether sines and cosines are concatenated or interleaved",
     "rope-pairing": "half or interleaved pairs: change the rotation, or permute the rows of W_q and W_k",
     "rope-frequency": "check theta and the scaling of the rotary frequencies",
@@ -28,7 +28,7 @@ HINTS = {
     "softcap": "check the caps and multipliers on scores, logits and residual branches",
     "qkv-packing": "check how the packed projection is split: thirds, by head, or by group",
     "weight-transpose": "transpose the matrix when it is loaded",
-    "kv-head-order": "repeat each key–value head for its group (repeat_interleave) instead of tiling, or the reverse",
+    "kv-head-order": "repeat each key–value head for its group (repeat_interleave), or tile them",
     "head-merge": "bring heads next to their channels before they are merged",
     "bias-missing": "load the bias, or build the projection with the same setting",
     "output-bias": "load the bias of the output head",
@@ -51,8 +51,8 @@ HINTS = {
     "pooling": "check which positions are pooled when there is padding on either side",
     "masked-row-nan": "keep rows without any allowed key finite",
     "loss-accounting": "check the shift of the labels, ignored positions, and the average",
-    "position-decode": "count positions in cached steps from the length of what is cached, once for all layers",
-    "cache-content": "check what is kept, in which order, and whether it is reordered and replaced with the rows",
+    "position-decode": "count positions of cached steps from the length of the cache, once for all layers",
+    "cache-content": "check what is kept, in which order, and whether it moves with the rows",
     "decode-protocol": "check start, end and padding ids, and rows of the vocabulary that only fill it up",
     "unexplained": "no known deviation explains this part: compare its code in both models line by line",
 }
@@ -145,7 +145,8 @@ def layer_of(model: Model, node: int) -> int | None:
         return None
     starts = [min(p.linear.node for _, p in s.parts()) if s.parts() else s.softmax for s in own]
     ends = [i.out.out for i in structure.inners] + [r.end for r in structure.routers]
-    ends += [s.out.out for s in structure.sites if s.out is not None]
+    ends += structure.states + [s.out.out for s in structure.sites if s.out is not None]
+    ends = [e for e in ends if model.role(e) == role]
     if node > max(ends, default=node):
         post = any(structure.trunk.get(s, s) != s for s in structure.states)
         return len(own) - 1 if post and structure.chain(node)[-1] in structure.states else None

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from isoform.verify.align import Inner, Model, Rows, filled, values_of, whole
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.stream import profile
 from isoform.verify.diagnose.unary import Step, gap, identify
 
@@ -97,7 +98,7 @@ def check(case: Case, a: Inner, b: Inner) -> None:
             _told(body_b),
             order,
             relative_difference=difference,
-            **profile(ours, theirs),
+            profile=profile(ours, theirs),
         )
 
 
@@ -133,7 +134,7 @@ def identify_body(model: Model, inner: Inner) -> Body:
         given: dict[int, Tensor] = {}
         filled(model, parts, x, given)
         found = model.graph.canonical(model.graph.evaluate(target, given), features, target)
-        return x.new_full(x.shape[:2] + (features,), float("nan")) if found is None else found
+        return x.new_full((*x.shape[:2], features), float("nan")) if found is None else found
 
     generator = torch.Generator().manual_seed(5)
     x = 2.5 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
@@ -211,8 +212,8 @@ def _named(x: Tensor, y: Tensor) -> str | None:
     return name if error < CLOSE and gap(ACTIVATIONS[name](x), y) < CLOSE else None
 
 
-def _compare(case: Case, place: object, a: Body, b: Body, rows: Rows | None, order: int) -> None:
-    add = lambda kind, x, y: case.add(kind, place, x, y, order)  # type: ignore[arg-type]  # noqa: E731
+def _compare(case: Case, place: Place, a: Body, b: Body, rows: Rows | None, order: int) -> None:
+    add = lambda kind, x, y: case.add(kind, place, x, y, order)  # noqa: E731
     if a.form != b.form:
         if {a.form, b.form} == {"gated", "product"}:
             add("gate-order", _told(a), _told(b))

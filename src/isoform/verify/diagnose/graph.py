@@ -239,7 +239,7 @@ class Graph:
         queue = [node]
         while queue:
             number = queue.pop(0)
-            shape = [s for s in self.values[number].shape]
+            shape = list(self.values[number].shape)
             if len(shape) >= 3:
                 for length in self.lengths.values():
                     if shape[:2] == [self.batch, length]:

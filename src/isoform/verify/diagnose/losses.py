@@ -1,7 +1,7 @@
 """How two models turn the same logits into a loss: shift, ignored positions, average, smoothing (R30).
 
-Each model's loss is explained from its own logits, on batches of unequal padding, so that a fault in the network
-does not matter here.
+Each model's loss is explained from its own logits, on batches of unequal padding, so that a fault in the
+network does not matter here.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def _observed(module: nn.Module, inputs: Inputs) -> Observed | None:
     given = subject.kwargs.get("labels")
     if ids.is_floating_point() and not isinstance(given, Tensor):
         return None
-    labels = (
-        given if isinstance(given, Tensor) else torch.where(subject.real(subject.target), ids, IGNORED)
-    )
+    labels = given if isinstance(given, Tensor) else torch.where(subject.real(subject.target), ids, IGNORED)
     if labels.dim() != 2 or labels.shape[0] < 2 or labels.shape[1] < 6:
         return None
     found: Observed = []
@@ -135,7 +133,7 @@ def _explained(batches: Observed) -> list[str]:
 
 
 def _forms(logits: Tensor, labels: Tensor) -> dict[str, tuple[float, float, float]]:
-    """For each accounting the cross entropy, and the smoothing term over supervised and over all positions."""
+    """For each accounting the cross entropy, and the smoothing term over supervised and all positions."""
     found: dict[str, tuple[float, float, float]] = {}
     shifts = {
         0: "compares each position with the label at the same place",
@@ -145,9 +143,9 @@ def _forms(logits: Tensor, labels: Tensor) -> dict[str, tuple[float, float, floa
     for shift, what in shifts.items():
         x, y = logits[:, : labels.shape[1] - shift], labels[:, shift:]
         keep = (y != IGNORED).double()
-        losses = F.cross_entropy(
-            x.flatten(0, 1), y.flatten().clamp(min=0), reduction="none"
-        ).view(y.shape) * keep
+        losses = (
+            F.cross_entropy(x.flatten(0, 1), y.flatten().clamp(min=0), reduction="none").view(y.shape) * keep
+        )
         uniform = -x.log_softmax(-1).mean(-1)
         count, rows = keep.sum(), keep.sum(1).clamp(min=1)
         if not float(count):

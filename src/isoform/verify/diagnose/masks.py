@@ -57,7 +57,9 @@ def explain_mask(
         )
         return
     count = len(case.raw)
-    if abs(one.padding - two.padding) > 1e-9 or abs(one.real - two.real) > 0.3 and one.padding != two.padding:
+    if abs(one.padding - two.padding) > 1e-9 or (
+        abs(one.real - two.real) > 0.3 and one.padding != two.padding
+    ):
         kind = "cross-mask" if cross else "mask-polarity"
         add(kind, _padding(one), _padding(two))
     if not cross and _apart(open_a, open_b, queries, keys):
@@ -165,7 +167,7 @@ def explain_bias(
     queries: Tensor,
     keys: Tensor,
 ) -> None:
-    """Name the difference of what is added to scores ``[B, heads, T, S]``; a constant in a row changes nothing."""
+    """Name the difference of what is added to scores ``[B, heads, T, S]``, but for constants in a row."""
     del queries
     one, two = _centred(base_a, both), _centred(base_b, both)
     size = torch.maximum(one.abs().max(), two.abs().max())

@@ -49,7 +49,7 @@ def _rows(model: Model, node: int) -> int:
 
 
 def describe_pooling(model: Model, source: int, target: int) -> str | None:
-    """How ``target``, one vector a row, comes from ``source``, one a token; None: in no way that has a name."""
+    """How ``target``, one vector a row, comes from ``source``, one a token; None: it has no name."""
     weights = pooling_weights(model, source, target)
     if weights is None:
         return None
@@ -92,7 +92,7 @@ def describe_pooling(model: Model, source: int, target: int) -> str | None:
 
 
 def pooling_weights(model: Model, source: int, target: int) -> Tensor | None:
-    """``[B, T]`` how much each token counts, where that is the same in every channel and for every content."""
+    """``[B, T]`` how much each token counts, where that is the same for all channels and contents."""
     value = model.of_node(source)
     if value is None:
         return None

@@ -123,9 +123,10 @@ def _table(case: Case, shift: Tensor) -> Tensor | None:
     first = shift[0, 0]
     for model in (case.a, case.b):
         for value in model.recording.parameters.values():
-            if value.dim() == 2 and value.shape[1] == shift.shape[-1] and value.is_floating_point():
-                if bool(((value.double() - first).abs().amax(1) < 1e-6 * first.abs().max()).any()):
-                    return value.double()
+            if value.dim() != 2 or value.shape[1] != shift.shape[-1] or not value.is_floating_point():
+                continue
+            if bool(((value.double() - first).abs().amax(1) < 1e-6 * first.abs().max()).any()):
+                return value.double()
     return None
 
 

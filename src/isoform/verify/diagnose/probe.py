@@ -1,6 +1,7 @@
 """The same two models with other weights and inputs, on which nothing is hidden.
 
-Zero biases, unit gains, small weights, empty padding rows, short inputs without padding: each lets a fault pass.
+Zero biases, unit gains, small weights, empty padding rows, short inputs without padding: each lets a fault
+pass.
 Both recordings are run again with values that break these, the same in both through their correspondence. The
 modules themselves are not touched.
 """
@@ -27,7 +28,7 @@ Values = dict[str, Tensor]
 def longer(
     first: nn.Module, second: nn.Module, inputs: Inputs, other: Inputs
 ) -> tuple[Recording, Recording] | None:
-    """Record both with more positions, and with padding where there is a mask without any; None: not possible."""
+    """Record both with more positions, and with padding where a mask has none; None: not possible."""
     try:
         given = [_extended(Subject(m, i)) for m, i in ((first, inputs), (second, other))]
         if given[0] is None or given[1] is None:
@@ -70,7 +71,7 @@ def _extended(subject: Subject) -> dict[str, Any] | None:
 
 
 def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
-    """New values for parameters of both models that hide something, the same in both where they correspond."""
+    """New values for parameters that hide something, the same in both models where they correspond."""
     ours: Values = {}
     theirs: Values = {}
     factor = _factor(a)

@@ -103,7 +103,8 @@ class Diagnosis:
         from html import escape
 
         rows = "".join(
-            f"<tr><td><code>{f.kind}</code>{' (latent)' if f.latent else ''}</td><td>{escape(f.statement)}</td>"
+            f"<tr><td><code>{f.kind}</code>{' (latent)' if f.latent else ''}</td>"
+            f"<td>{escape(f.statement)}</td>"
             f"<td>{'<br>'.join(escape(str(p)) for p in f.where)}</td><td>{escape(f.hint)}</td></tr>"
             for f in self.findings
         )

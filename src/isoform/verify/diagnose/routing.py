@@ -1,8 +1,8 @@
 """Which experts a token goes to, and with what weights.
 
-The experts' results are put together with weights that are a function of the router's scores. That function is
-measured: scores that point at one expert give its result alone, and other scores a mixture of these results,
-from which the weights follow by least squares. So it does not matter how the experts are called.
+The experts' results are put together with weights that are a function of the router's scores. That function
+is measured: scores that point at one expert give its result alone, and other scores a mixture of these, from
+which the weights follow by least squares. So it does not matter how the experts are called.
 """
 
 from __future__ import annotations

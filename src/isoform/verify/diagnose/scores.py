@@ -224,7 +224,9 @@ class Turning:
         n = len(self.pairs)
         first = self.pairs[0][0]
         if all(j == i + 1 and (i - first) % 2 == 0 for i, j in self.pairs):
-            return "interleaved" if n > 1 or self.pairs[0][1] == first + 1 and self.width == 2 else "adjacent"
+            return (
+                "interleaved" if n > 1 or (self.pairs[0][1] == first + 1 and self.width == 2) else "adjacent"
+            )
         if all(j - i == self.pairs[0][1] - first for i, j in self.pairs):
             return "half"
         return "other"

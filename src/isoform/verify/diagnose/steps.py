@@ -1,7 +1,7 @@
 """Steps with a cache against the full pass, in both models: positions, masks and cached contents (R32).
 
-Where one model's steps equal its full pass and the other's do not, a step of each is recorded and compared like
-two models of one position, with the past as a constant.
+Where one model's steps equal its full pass and the other's do not, a step of each is recorded and compared
+like two models of one position, with the past as a constant.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from isoform.errors import IsoformError
@@ -22,9 +21,19 @@ from isoform.verify.record import record
 from isoform.verify.stepping import Step, Stepper, stepper
 from isoform.verify.subject import Inputs, Subject, mode
 
-_POSITIONS = ("position-offset", "position-padding", "rope-frequency", "rope-axis", "rope-partial")
-_POSITIONS += ("alibi-slope", "relative-bias", "sinusoid-layout")
-_MASKS = ("causality", "causal-alignment", "sliding-window", "mask-polarity")
+_POSITIONS = frozenset(
+    (
+        "alibi-slope",
+        "position-offset",
+        "position-padding",
+        "relative-bias",
+        "rope-axis",
+        "rope-frequency",
+        "rope-partial",
+        "sinusoid-layout",
+    )
+)
+_MASKS = frozenset(("causality", "causal-alignment", "sliding-window", "mask-polarity"))
 
 Examine = Callable[[Model, Model], Diagnosis]
 
@@ -132,6 +141,3 @@ def _finding(
     place = where or (Place("cached step", None, names[0], names[1], "", ""),)
     statement = f"the reference {words[0]}, the candidate {words[1]}"
     return Finding(kind, place, statement, evidence, HINTS[kind])
-
-
-__all__ = ["Step", "check", "torch"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from isoform.verify.align import Key, Model
 from isoform.verify.diagnose import pooling, routing
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.positions import explain_shift
+from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import CLOSE, Step, close, describe, gap, said
 
 
@@ -214,7 +216,7 @@ def _wiring(case: Case) -> None:
             f"reads a sum of {len(seen_a)} contributions",
             f"reads a sum of {len(seen_b)}",
             rb,
-            hint="a residual connection is missing, added or taken elsewhere: compare the sums before this part",
+            hint="a residual connection is missing, added or elsewhere: compare the sums before this part",
         )
         return
 
@@ -250,7 +252,9 @@ def _explain(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
             kind = "pooling" if _pools(sa) or _pools(sb) else "unexplained"
             if kind == "pooling":
                 place = dataclasses.replace(place, layer=None)
-            case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target, **_profile(case, wa, wb))
+            case.add(
+                kind, place, f"{said_a} here", f"{said_b} here", wb.target, profile=_profile(case, wa, wb)
+            )
         elif _norms(sa) != _norms(sb):
             kind = "norm-placement" if moved or _is_added(wb) else "norm-missing"
             case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
@@ -347,7 +351,7 @@ def profile(a: Tensor, b: Tensor) -> dict[str, object]:
     }
 
 
-def _steps_differ(case: Case, place: object, wa: Wire, wb: Wire, sa: list[Step], sb: list[Step]) -> None:
+def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], sb: list[Step]) -> None:
     """Both are made of the same kinds of steps; which of their values differ?"""
     norms = [
         (x, y)
@@ -358,16 +362,16 @@ def _steps_differ(case: Case, place: object, wa: Wire, wb: Wire, sa: list[Step],
     for x, y in norms:
         norm_differs(case, place, wb.target, x, y)
     if _pools(sa) != _pools(sb):
-        at = dataclasses.replace(place, layer=None)  # type: ignore[type-var]
-        case.add("pooling", at, _pools(sa), _pools(sb), wb.target)  # type: ignore[arg-type]
+        at = dataclasses.replace(place, layer=None)
+        case.add("pooling", at, _pools(sa), _pools(sb), wb.target)
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
     _affine(case, place, wa, wb, affine_a, affine_b)
 
 
-def norm_differs(case: Case, place: object, order: int, a: Step, b: Step) -> None:
+def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None:
     assert a.gain is not None and b.gain is not None and a.bias is not None and b.bias is not None
-    add = lambda kind, x, y, **e: case.add(kind, place, x, y, order, **e)  # type: ignore[arg-type]  # noqa: E731
+    add = lambda kind, x, y, **e: case.add(kind, place, x, y, order, **e)  # noqa: E731
     width = len(a.gain)
     if a.norm != b.norm:
         add(
@@ -447,7 +451,7 @@ def _whose(case: Case, vector: Tensor) -> str | None:
     return None
 
 
-def _affine(case: Case, place: object, wa: Wire, wb: Wire, a: Step, b: Step) -> None:
+def _affine(case: Case, place: Place, wa: Wire, wb: Wire, a: Step, b: Step) -> None:
     entry = wb.source in case.b.structure.entries and wb.what == "trunk"
     role = case.a.role(wa.source)
     table = 1.0
@@ -459,12 +463,12 @@ def _affine(case: Case, place: object, wa: Wire, wb: Wire, a: Step, b: Step) -> 
     if not _equal_scales(a.scale, scale_b, case.constants):
         kind = "embedding-scale" if entry else "softcap"
         what = "token vectors" if entry else "this branch"
-        evidence = {}
+        evidence: dict[str, Any] = {}
         if isinstance(a.scale, float) and isinstance(scale_b, float):
             evidence = {"ratio": scale_b / a.scale if a.scale else float("inf")}
         case.add(
             kind,
-            place,  # type: ignore[arg-type]
+            place,
             f"multiplies {what} by {said(a.scale)}",
             f"multiplies {'them' if entry else 'it'} by {said(scale_b)}",
             wb.target,
@@ -477,7 +481,7 @@ def _affine(case: Case, place: object, wa: Wire, wb: Wire, a: Step, b: Step) -> 
     shift_a = torch.zeros_like(zero) if a.shift is None else a.shift
     shift_b = torch.zeros_like(shift_a) if b.shift is None else b.shift
     if shift_a.shape == shift_b.shape and case.differ(shift_a, shift_b, role) > 1e-6:
-        explain_shift(case, place, shift_a, shift_b, role, wb.target)  # type: ignore[arg-type]
+        explain_shift(case, place, shift_a, shift_b, role, wb.target)
 
 
 def _equal_scales(a: float | Tensor, b: float | Tensor, tolerance: float) -> bool:

@@ -1,8 +1,8 @@
 """The parts of a Transformer, found in the dataflow of any model: linear maps, attention, the stream.
 
-Nothing here knows a module's name or class. A linear map is a product with a matrix that comes from parameters
-alone; attention is a softmax over a product of two activations; the stream is where sublayers' outputs are added
-to what was there before.
+Nothing here knows a module's name or class. A linear map is a product with a matrix that comes from
+parameters alone; attention is a softmax over a product of two activations; the stream is where sublayers'
+outputs are added to what was there before.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import heapq
 import torch
 from torch import Tensor
 
+from isoform.verify.derivatives import derivatives
 from isoform.verify.diagnose.graph import VIEWS, Graph
 
 ROOT = -1
@@ -316,7 +317,7 @@ def _linears(graph: Graph) -> list[Linear]:
         node = graph.nodes[number]
         if node.op not in ("mm", "addmm", "bmm", "baddbmm") or not node.value.is_floating_point():
             continue
-        refs = [r for r in node.refs()]
+        refs = list(node.refs())
         bias_ref = refs[0] if node.op in ("addmm", "baddbmm") else None
         left, right = refs[-2:]
         static = [_is_static(graph, r) for r in (left, right)]
@@ -369,7 +370,7 @@ def _with_bias(graph: Graph, number: int, width: int) -> tuple[int, Tensor | Non
     """Follow a product to the parameter vector that is added to it next, if one is."""
     at = number
     while True:
-        users = [u for u in graph.users.get(at, [])]
+        users = list(graph.users.get(at, []))
         if len(users) != 1:
             return number, None, []
         user = graph.nodes[users[0]]
@@ -452,11 +453,7 @@ def _product_after(graph: Graph, softmax: int, stops: set[int]) -> int | None:
 def _queries_and_keys(graph: Graph, softmax: int, left: int, right: int) -> tuple[int, int, bool]:
     """Which operand of the product varies along the softmax's rows: that one are the queries."""
     a = graph.values[left].clone().requires_grad_()
-    scores = (
-        graph.evaluate(softmax - 0, {left: a})
-        if False
-        else graph.evaluate(_argument(graph, softmax), {left: a})
-    )
+    scores = graph.evaluate(graph.live_args(softmax)[0], {left: a})
     pick = torch.zeros_like(scores)
     flat = pick.view(-1, *scores.shape[-2:]) if scores.dim() >= 3 else pick[None]
     flat[0, 0, :] = 1.0  # one query, every key
@@ -468,10 +465,6 @@ def _queries_and_keys(graph: Graph, softmax: int, left: int, right: int) -> tupl
     return right, left, False
 
 
-def _argument(graph: Graph, number: int) -> int:
-    return graph.live_args(number)[0]
-
-
 def _parts(graph: Graph, operand: int, stops: set[int], by_out: dict[int, Linear]) -> list[Part]:
     """The columns of linear results that an operand depends on."""
     sources = [n for n in ([operand] if operand in stops else graph.sources(operand, stops)) if n in by_out]
@@ -481,7 +474,7 @@ def _parts(graph: Graph, operand: int, stops: set[int], by_out: dict[int, Linear
     value = graph.evaluate(operand, leaves)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-    grads = torch.autograd.grad((value * weight).sum(), list(leaves.values()), allow_unused=True)
+    grads = derivatives((value * weight).sum(), list(leaves.values()))
     parts: list[Part] = []
     for number, grad in zip(sources, grads, strict=True):
         linear = by_out[number]

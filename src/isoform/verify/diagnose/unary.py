@@ -1,7 +1,7 @@
 """What a function of one vector per token does: nothing, scale, add, normalise.
 
-The function is asked, not read: it is run on vectors made for the purpose, so that a norm's ε shows as clearly
-as its gain, whatever the code that computes it looks like.
+The function is asked, not read: it is run on vectors made for the purpose, so that a norm's ε shows as
+clearly as its gain, whatever the code that computes it looks like.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _eps(f: Function, centred: Tensor, unit: Tensor, step: Step) -> tuple[float,
     assert step.gain is not None and step.bias is not None
     full = unit * step.gain
     estimates: list[tuple[float, float]] = []
-    for exponent in range(0, 16):
+    for exponent in range(16):
         size = 10.0 ** (-exponent / 2)
         y = f(size * centred) - step.bias
         ratio = float((y * full).sum() / full.square().sum())

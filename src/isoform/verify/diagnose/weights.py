@@ -95,7 +95,7 @@ def check_other(case: Case, a: Linear, b: Linear, last: bool) -> None:
         )
         return
     rows = match_rows(a.weight, b.weight)
-    if not rows.complete or not rows.plain and bool((rows.index != torch.arange(len(rows.index))).any()):
+    if not rows.complete or (not rows.plain and bool((rows.index != torch.arange(len(rows.index))).any())):
         _foreign(case, place, whole([a]), a.weight, b.weight, b.node)
         rows = Rows(torch.arange(a.weight.shape[0]), torch.ones(a.weight.shape[0], dtype=torch.float64))
     case.rows[("other", b.node)] = rows
@@ -123,7 +123,7 @@ def _out(case: Case, part: str, a: Linear, b: Linear, site: tuple[Site, Site] | 
 
 
 def _folded(case: Case, site: tuple[Site, Site]) -> bool:
-    """The value bias went into the output bias: attention weights sum to one, so that is the same function."""
+    """The value bias went into the output bias: weights sum to one, so that is the same function."""
     a, b = site
     if a.out is None or b.out is None or not a.v or not b.v:
         return False
@@ -196,7 +196,7 @@ def _bias_names(parts: list[Part]) -> list[str]:
 
 
 def _seen(case: Case, site: Site, parts: list[Part], shift: Tensor) -> bool:
-    """Whether a shift of these columns changes what the attention gives: a key bias without rotation does not."""
+    """Whether a shift of these columns changes what attention gives: a key bias without rotation does not."""
     value = values_of(case.b, parts)
     if value is None or site.out is None:
         return True
