@@ -75,7 +75,31 @@ BERT = {
     "embedding_norm": True,
 }
 
+EXPERTS = {"experts": 4}
+ROUTED = [
+    Planted(("expert-routing",), {"expert-routing": "softmax, top"}, EXPERTS),
+    Planted(("expert-routing",), {"expert-routing": "sigmoid, top, renormalise", "layer": 1}, EXPERTS),
+    Planted(
+        ("expert-routing",),
+        {"expert-routing": "softmax, top, scaled"},
+        {**EXPERTS, "routing": "softmax, top"},
+    ),
+]
+POOLED = [
+    Planted(("pooling",), {"pooling": "mean-all"}, {**BERT, "pool": "mean"}, "encoder"),
+    Planted(("pooling",), {"pooling": "last"}, {"pool": "last-real"}),
+    Planted(("pooling", "norm-missing"), {"pooling": "last", "norm-missing": 1}, {"pool": "last-real"}),
+]
+PARTED = [
+    Planted(("document-leak",), {"document-leak": 1}, documents=True),
+    Planted(("document-leak",), {"document-leak": 1}, BERT, "encoder", documents=True),
+    Planted(("document-leak",), {"document-positions": 1}, BERT, "encoder", documents=True),
+]
+
 SOUND = [
+    Planted((), {"expert-routing": "top, softmax"}, EXPERTS),
+    Planted((), {}, {**BERT, "pool": "mean"}, "encoder"),
+    Planted((), {"document-positions": 1}, {}, documents=True),  # rotations see distances alone
     Planted((), {}),
     Planted((), {}, ORIGINAL),
     Planted((), {}, BERT, "encoder"),
@@ -137,7 +161,12 @@ STEPS = [
     *_one("unexplained", "norm-kind", config={"norm": "layer"}),
 ]
 
+STEPS += ROUTED + POOLED + PARTED
+
 PACKED = [
+    *ROUTED,
+    *POOLED,
+    *PARTED,
     *_one("embedding-scale", "embedding-scale"),
     *_one("position-offset", "position-offset", config=BERT, kind="encoder"),
     *_one("sinusoid-layout", "sinusoid-layout", config=ORIGINAL, kind="both"),
