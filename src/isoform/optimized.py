@@ -127,12 +127,8 @@ def quality(
     prompts = whole = positions = 0
     worst = spread = 0.0
     for tokens, source, limit in batches:
-        given = {
-            "source": source,
-            "max_new_tokens": min(limit, max_new_tokens),
-            "protocol": reference.protocol,
-        }
-        found = generate(reference.model, tokens, **given)
+        most, protocol = min(limit, max_new_tokens), reference.protocol
+        found = generate(reference.model, tokens, source=source, max_new_tokens=most, protocol=protocol)
         full, where, chosen = _joined(tokens, found.ids, found.finished, reference)
         before, after = (_scores(b.model, full, source, where) for b in (reference, other))
         same = before.argmax(-1) == after.argmax(-1)

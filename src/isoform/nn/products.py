@@ -79,7 +79,7 @@ class Bfloat16(Product):
         self._weight = weight.to(torch.bfloat16)
         self._bias = bias
         # Without units of its own a CPU multiplies bfloat16 slower than float32, but reads it twice as fast.
-        self._many = weight.is_cuda or bool(_private(torch.ops.mkldnn._is_mkldnn_bf16_supported))
+        self._many = weight.is_cuda or bool(_private(_multiplies_bfloat16))
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         if not self._many and x.numel() > FEW // 2 * x.shape[-1]:
@@ -141,7 +141,7 @@ class Int8Dynamic(Int8Weight):
         super().__init__(numbers, scales, bias)
         self._packed = _private(_pack_int8, numbers, scales, None)
         # Without VNNI two products of 8 bits each can overflow the 16 they are added in.
-        self._seven = not _private(torch.cpu._is_vnni_supported)
+        self._seven = not _private(_adds_in_32_bits)
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         if self._packed is None or x.dtype != torch.float32:
@@ -206,8 +206,16 @@ def _pack_float32(weight: Tensor) -> Tensor | None:
     return packed
 
 
+def _multiplies_bfloat16() -> bool:
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _adds_in_32_bits() -> bool:
+    return torch.cpu._is_vnni_supported()  # pyright: ignore[reportPrivateUsage]
+
+
 def _int8_product(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
-    return torch._weight_int8pack_mm(x, numbers, scales)
+    return torch._weight_int8pack_mm(x, numbers, scales)  # pyright: ignore[reportPrivateUsage]
 
 
 def _pack_int8(numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Any:
@@ -215,7 +223,7 @@ def _pack_int8(numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Any:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # quantized tensors are deprecated; the packed form outlives this one
-        made = torch._make_per_channel_quantized_tensor(
+        made = torch._make_per_channel_quantized_tensor(  # pyright: ignore[reportPrivateUsage]
             numbers, scales.double(), torch.zeros_like(scales, dtype=torch.long), 0
         )
         return torch.ops.quantized.linear_prepack(made, bias)
