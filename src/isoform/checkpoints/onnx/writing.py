@@ -24,6 +24,7 @@ from isoform.checkpoints.onnx.runtime import check
 from isoform.config.files import write_text
 from isoform.errors import ArtifactError
 from isoform.nn import Attention, Transformer
+from isoform.nn.attention import Backend
 
 OPSET = 20
 MARK = "isoform_onnx.json"
@@ -72,7 +73,7 @@ def _write(library: Any, model: Transformer, graph: Graph, folder: Path) -> dict
     dims = {name: torch.export.Dim(name, min=0, max=_longest(model, name)) for name in EXAMPLE}
     arguments = _arguments(graph, [_example(port) for port in graph.inputs])
     shapes = _arguments(graph, [_free(port, dims) for port in graph.inputs])
-    backends = {m: m.backend for m in model.modules() if isinstance(m, Attention)}
+    backends: dict[Attention, Backend] = {m: m.backend for m in model.modules() if isinstance(m, Attention)}
     training = model.training
     model.eval().set_attention("eager")
     try:
