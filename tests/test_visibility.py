@@ -89,6 +89,7 @@ def test_padding_of_one_side_only():
 def test_documents_do_not_see_each_other():
     side = places([[5, 6, 7]], documents=torch.tensor([[0, 0, 1]]))
     assert (Causal() & Documents()).on(side).matrix[0].tolist() == [[T, N, N], [T, T, N], [N, N, T]]
+    assert (Bidirectional() & Documents()).on(side).matrix[0].tolist() == [[T, T, N], [T, T, N], [N, N, T]]
 
 
 def test_causal_order_is_by_absolute_place_not_by_slot():

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "isoform"
 
+LAYER = "nn/test_layer.py"
 ATTENTION, NORMS, SEES = "chapter/test_attention.py", "chapter/test_norms.py", "chapter/test_visibility.py"
 FEED, CACHE, RULES = "chapter/test_feed_forward.py", "nn/test_cache.py", "test_visibility.py"
 HEADS, EMBED, PLACES = "nn/test_heads.py", "nn/test_embedding.py", "nn/test_positions.py"
@@ -40,8 +41,8 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("cache.write(k, v, ", "cache.write(v, k, ", CACHE),
         ('cfg.qk_norm.order == "after_rotation"', "False", f"{ATTENTION}::test_query_key_norm"),
-        ('cfg.qk_norm.axis == "head"', "True", f"{ATTENTION}::test_query_key_norm"),
-        ("return self._normed(k, self.key_norm), v", "return k, v", CACHE),
+        ('self.cfg.qk_norm.axis == "head"', "True", f"{ATTENTION}::test_query_key_norm"),
+        ("return self._normed(k, self.key_norm), v", "return k, v", LAYER),
         ('wanted(self, "scores", "weights")', "False", "nn/test_capture.py"),
         ("k = self._rotated(k, reading.rotary_keys)", "pass", "generation/test_cached.py"),
     ],
@@ -57,13 +58,13 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("_additive(self.lowered.written_out, dtype)", "_additive(self.lowered.mask, dtype)", ATTENTION),
     ],
     "nn/layer.py": [
-        ("increment = increment * self.scale", "pass", NORMS),
-        ("inner if self.from_normalised else x", "x", "checkpoints/test_decoders.py"),
-        ('cfg.norm if place in ("pre", "sandwich")', 'cfg.norm if place in ("pre",)', NORMS),
-        ('cfg.norm if place in ("sandwich", "res_post")', 'cfg.norm if place in ("sandwich",)', NORMS),
-        ("increment if self.scale == 1.0 else increment * self.scale", "increment", NORMS),
+        ("increment = increment * self.scale", "pass", LAYER),
+        ("inner if self.from_normalised else x", "x", LAYER),
+        ('cfg.norm if place in ("pre", "sandwich")', 'cfg.norm if place in ("pre",)', LAYER),
+        ('cfg.norm if place in ("sandwich", "res_post")', 'cfg.norm if place in ("sandwich",)', LAYER),
+        ("increment if self.scale == 1.0 else increment * self.scale", "increment", LAYER),
         ("attention.project_memory(self.memory_norm(memory))", "attention.project_memory(memory)", SEES),
-        ("inner = self.feed_forward_norm(x)", "pass", NORMS),
+        ("inner = self.feed_forward_norm(x)", "pass", LAYER),
     ],
     "nn/stack.py": [
         ("x = self.final_norm(x)", "pass", SEES),
@@ -175,7 +176,11 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
         ("back < self.size if", "back <= self.size if", RULES),
         ("back.abs() < self.size", "back < self.size", RULES),
         ("key.index < query.index + self.k", "key.index <= query.index + self.k", RULES),
-        ("(query.index < prefix) & (key.index < prefix)", "(key.index < prefix)", SEES),
+        (
+            "(query.index < prefix) & (key.index < prefix)",
+            "(query.index < prefix) & (key.index <= prefix)",
+            SEES,
+        ),
         ("return query.documents == key.documents", "return query.documents <= key.documents", RULES),
         ("return query.real & key.real", "return key.real | query.real", RULES),
     ],
@@ -189,7 +194,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "lowering.py": [
         ("ordered = query is key and query.ordered", "ordered = query.ordered", RULES),
         ("(ordered or _last(query, key)) and rule.size >= key.length", "True", RULES),
-        ("reads_itself and all(isinstance(r, _REFLEXIVE) for r in rule.rules())", "True", RULES),
+        ("reads_itself and all(isinstance(r, _REFLEXIVE) for r in rule.rules())", "True", ATTENTION),
     ],
     "tokens.py": [
         ("(self.real.long().cumsum(-1) - 1)", "self.real.long().cumsum(-1)", "test_tokens.py"),
