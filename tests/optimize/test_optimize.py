@@ -127,6 +127,6 @@ def test_trained_networks(name, form):
     texts = texts if name.startswith("stories") else ["hello", "parliament", "quickly", "shore", "abacus"]
     made = optimize(load(DATA / name), weights=form, texts=texts, max_new_tokens=100)
     found = made.provenance["optimized"]["quality"]
-    # Near ties fall either way with the order of a machine's sums: 0.986 and 0.968 were seen (docs/results.md).
+    # Near ties fall either way with the order of a machine's sums: 0.986 and 0.968 were seen (results.md).
     assert found["agreement"] >= (0.93 if form == "int8_dynamic" else 0.97)
     assert found["bytes_after"] < 0.65 * found["bytes"]
