@@ -222,7 +222,7 @@ def test_a_backward_pass_that_is_not_finite_is_named(tmp_path: Path) -> None:
 def test_a_validation_that_is_not_finite_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from isoform.training import loop
 
-    monkeypatch.setattr(loop, "mean_nll", lambda *arguments: (float("nan"), 1))
+    monkeypatch.setattr(loop, "mean_nll", lambda *arguments, **named: (float("nan"), 1))
     with pytest.raises(DivergenceError, match="after step 4 the validation NLL is nan"):
         run(tmp_path)
 

@@ -9,6 +9,7 @@ import torch
 
 from isoform.errors import SupervisionError
 from isoform.training import DivergenceError, trial_step
+from isoform.training.learner import Learner
 from training import toys
 
 CPU = torch.device("cpu")
@@ -16,7 +17,8 @@ CPU = torch.device("cpu")
 
 def trial(model: Any, batch: Any = None, smoothing: float = 0.0) -> Any:
     chosen = toys.pairs().largest() if batch is None else batch
-    return trial_step(model, chosen, CPU, contextlib.nullcontext, smoothing)
+    learner = Learner(model, smoothing=smoothing, z_loss=0.0)
+    return trial_step(learner, chosen, CPU, contextlib.nullcontext)
 
 
 def test_it_leaves_everything_as_it_was() -> None:

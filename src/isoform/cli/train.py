@@ -50,12 +50,16 @@ def command(
 
     Exit status 130 or 143: stopped by SIGINT or SIGTERM, everything saved.
     """
+    import os
+
     from isoform.training import read_run, train
 
     run = read_run(config, overrides or ())
     folder = Path("runs") / config.stem if output is None else output
     result = train(run, folder, base=config.parent if data is None else data, quiet=quiet)
-    if json:
+    if os.environ.get("RANK", "0") != "0":
+        pass  # of the processes of torchrun the first speaks
+    elif json:
         common.emit(result.to_dict())
     elif result.finished:
         _show(result)

@@ -4,6 +4,7 @@ from isoform.training.config import PresetModel, RunConfig, Vocabularies, apply_
 from isoform.training.evaluation_config import BeamSearch, Evaluation, GreedySearch
 from isoform.training.fit import fit
 from isoform.training.guard import DivergenceError
+from isoform.training.learner import Learner
 from isoform.training.loss import (
     Sums,
     Work,
@@ -30,6 +31,7 @@ __all__ = [
     "FitResult",
     "GreedySearch",
     "InverseSqrt",
+    "Learner",
     "Linear",
     "Noam",
     "Optimizer",

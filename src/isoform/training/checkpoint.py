@@ -1,33 +1,49 @@
 """Checkpoints that are whole or not there, and resume to the very same numbers.
 
 ``checkpoints/step-00000500/`` holds ``model.safetensors`` (shared tensors once), ``optimizer.safetensors``,
-``random.safetensors``, ``state.json`` and, written last, ``complete.json`` with a digest of each. The folder
-gets its name only after all of it is on disk.
+``ema.safetensors`` where there is a running mean, ``random.safetensors``, ``state.json`` and, written last,
+``complete.json`` with a digest of each. Sharded tensors lie in ``pieces/`` instead, in the form of
+`torch.distributed.checkpoint`. Either form is read by any number of processes. The folder gets its name only
+after all of it is on disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 
 from isoform.checkpoints.folders import replaced
 from isoform.config.files import write_text
-from isoform.errors import ArtifactError
+from isoform.errors import ArtifactError, IsoformError
 from isoform.nn import Transformer
-from isoform.training.optimizer import restore_state, state_tensors
+from isoform.training.ema import Ema
+from isoform.training.group import ALONE, Group
+from isoform.training.optimizer import MOMENTS, restore_state, state_tensors
+from isoform.training.parallel import cut_like
 from isoform.training.state import RunState, random_state, restore_random_state
 
 MARK = "complete.json"
+FILES = ("model.safetensors", "optimizer.safetensors", "ema.safetensors")
+PIECES = "pieces"
 NAME = re.compile(r"step-(\d{8})")
+
+
+class DiskError(IsoformError):
+    """A checkpoint that cannot be written, for want of room or otherwise; those before it are whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,25 +73,63 @@ class Store:
                 if path.name.startswith(".step-"):
                     shutil.rmtree(path, ignore_errors=True)
 
-    def save(
-        self, state: RunState, model: Transformer, optimizer: torch.optim.AdamW, device: torch.device
-    ) -> Path:
-        """Write a checkpoint of the present step; one that is already there is replaced."""
-        from safetensors.torch import save_file
+    def save(self, state: RunState, learnt: Learnt, group: Group = ALONE) -> Path:
+        """Write a checkpoint of the present step; one that is already there is replaced.
 
-        tensors, plain = random_state(device)
-        folder = self.path(state.step)
-        if folder.exists() and not (folder / MARK).is_file():
-            shutil.rmtree(folder)  # a damaged one that was passed over on resuming
-        with replaced(folder, mark=MARK) as new:
-            save_file(_weights(model), new / "model.safetensors")
-            save_file(
-                _contiguous(state_tensors(optimizer, model.named_parameters())), new / "optimizer.safetensors"
-            )
-            save_file(tensors, new / "random.safetensors")
-            write_text(new / "state.json", json.dumps({"state": state.to_dict(), "random": plain}) + "\n")
-            digests = {path.name: _digest(path) for path in sorted(new.iterdir())}
-            write_text(new / MARK, json.dumps(digests, indent=1) + "\n")
+        Weights in pieces are written by all processes, everything else by the first, which alone renames.
+        Where the disk is full, checkpoints that a resumption does not need make room first.
+
+        Raises:
+            DiskError: it cannot be written; the checkpoints before it are as they were.
+        """
+        sharded = any(isinstance(p, DTensor) for p in learnt.model.parameters())
+        state_ = json.dumps({"state": state.to_dict()})
+        try:
+            return self._write(state.step, state_, learnt, group, sharded)
+        except (OSError, SafetensorError, CheckpointException) as error:
+            needed = {self.latest_first(group), *(step for _, step in state.ranking)}
+            group.from_first(lambda: self.prune(needed))
+            try:
+                return self._write(state.step, state_, learnt, group, sharded)
+            except (OSError, SafetensorError, CheckpointException):
+                last = self.latest_first(group)
+                kept = "none was written before" if last is None else f"the last whole one is of step {last}"
+                raise DiskError(
+                    f"{self.path(state.step)}: cannot be written: {_reason(error)}; {kept}; with room on the"
+                    " disk the same command goes on from there"
+                ) from None
+
+    def latest_first(self, group: Group) -> int | None:
+        """The last whole checkpoint, as the first process sees it."""
+        return group.from_first(lambda: self.latest()[0] if self.steps() else None)
+
+    def _write(self, step: int, state: str, learnt: Learnt, group: Group, sharded: bool) -> Path:
+        folder = self.path(step)
+        with contextlib.ExitStack() as stack:
+
+            def open_() -> Path:
+                if folder.exists() and not (folder / MARK).is_file():
+                    shutil.rmtree(folder)  # a damaged one that was passed over on resuming
+                return stack.enter_context(replaced(folder, mark=MARK))
+
+            new = group.from_first(open_)
+            tensors, plain = random_state(learnt.device)
+            if sharded:
+                group.together(lambda: _save_pieces(learnt, new / PIECES))
+
+            def close() -> None:
+                if not sharded:
+                    for name, content in learnt.files().items():
+                        save_file(_contiguous(content), new / name)
+                save_file(tensors, new / "random.safetensors")
+                whole = {**json.loads(state), "random": plain}
+                write_text(new / "state.json", json.dumps(whole) + "\n")
+                files = sorted(path for path in new.rglob("*") if path.is_file())
+                digests = {path.relative_to(new).as_posix(): _digest(path) for path in files}
+                write_text(new / MARK, json.dumps(digests, indent=1) + "\n")
+                stack.close()  # flushed and renamed here
+
+            group.from_first(close)
         return folder
 
     def prune(self, kept: Iterable[int | None]) -> None:
@@ -120,32 +174,46 @@ class Store:
             )
         return None, remarks
 
-    def load(
-        self, step: int, model: Transformer, optimizer: torch.optim.AdamW, device: torch.device
-    ) -> RunState:
-        """Put everything back as it was after a step.
+    def load(self, step: int, learnt: Learnt) -> RunState:
+        """Put everything back as it was after a step, whatever number of processes has written it.
 
         Raises:
             ArtifactError: a checkpoint of another network.
         """
-        from safetensors.torch import load_file
-
         folder = self.path(step)
-        self.load_weights(step, model)
-        restore_state(optimizer, model.named_parameters(), load_file(folder / "optimizer.safetensors"))
+        pieces = folder / PIECES
+        sharded = any(isinstance(p, DTensor) for p in learnt.model.parameters())
+        if pieces.is_dir() and sharded:
+            _load_pieces(learnt, pieces)
+        else:
+            found = self.files(step)
+            fill(learnt.model, found["model.safetensors"], str(folder))
+            learnt.restore(found)
         saved: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        restore_random_state(load_file(folder / "random.safetensors"), saved["random"], device)
+        restore_random_state(load_file(folder / "random.safetensors"), saved["random"], learnt.device)
         return RunState.from_dict(saved["state"])
+
+    def files(self, step: int) -> dict[str, dict[str, Tensor]]:
+        """The tensors of a checkpoint as the files of one process hold them."""
+        folder = self.path(step)
+        if not (folder / PIECES).is_dir():
+            names = [name for name in FILES if (folder / name).is_file()]
+            return {name: load_file(folder / name) for name in names}
+        found: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in _join_pieces(folder / PIECES).items():
+            file, _, name = key.partition(":")
+            found.setdefault(f"{file}.safetensors", {})[name] = tensor
+        return found
 
     def load_weights(self, step: int, model: Transformer) -> None:
         """The weights alone."""
         fill(model, self.weights(step), str(self.path(step)))
 
     def weights(self, step: int) -> dict[str, Tensor]:
-        """The weights of a checkpoint by name, shared ones under their first name."""
-        from safetensors.torch import load_file
-
-        return load_file(self.path(step) / "model.safetensors")
+        """The weights that a checkpoint is judged by, shared ones under their first name: the running mean
+        where there is one."""
+        found = self.files(step)
+        return {**found["model.safetensors"], **found.get("ema.safetensors", {})}
 
     def average(self, steps: Iterable[int]) -> dict[str, Tensor]:
         """The mean weights of several checkpoints, summed in float64."""
@@ -176,11 +244,98 @@ def fill(model: Transformer, weights: dict[str, Tensor], where: str) -> None:
             raise ArtifactError(
                 f"{where}: {name} has shape {list(weights[name].shape)}, expected {list(parameter.shape)}"
             )
-        parameter.copy_(weights[name])
+        parameter.copy_(cut_like(weights[name], parameter.detach()))
 
 
-def _weights(model: Transformer) -> dict[str, Tensor]:
-    return _contiguous({name: p.detach() for name, p in model.named_parameters()})
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learnt:
+    """The tensors of a run.
+
+    Attributes:
+        model: the network, whole or in pieces.
+        optimizer: its moments.
+        ema: the running mean of the weights, where there is one.
+        device: where the run computes.
+    """
+
+    model: Transformer
+    optimizer: torch.optim.AdamW
+    ema: Ema | None
+    device: torch.device
+
+    def files(self) -> dict[str, dict[str, Tensor]]:
+        """Everything by file and name."""
+        named = dict(self.model.named_parameters())
+        found = {
+            "model.safetensors": {name: p.detach() for name, p in named.items()},
+            "optimizer.safetensors": state_tensors(self.optimizer, named.items()),
+        }
+        return found if self.ema is None else {**found, "ema.safetensors": self.ema.tensors()}
+
+    def restore(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put moments and mean back; the weights are `fill`'s."""
+        moments = files.get("optimizer.safetensors", {})
+        restore_state(self.optimizer, self.model.named_parameters(), moments)
+        if self.ema is not None:
+            self.ema.restore(files["ema.safetensors"])
+
+
+def _keys(learnt: Learnt) -> dict[str, Tensor]:
+    """Everything by ``file:name``, as it lies in pieces."""
+    return {
+        f"{Path(file).stem}:{name}": tensor
+        for file, content in learnt.files().items()
+        for name, tensor in content.items()
+    }
+
+
+def _save_pieces(learnt: Learnt, folder: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save(_keys(learnt), storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
+
+
+def _load_pieces(learnt: Learnt, folder: Path) -> None:
+    """From pieces to pieces, of perhaps another number of processes, without anybody holding the whole."""
+    import torch.distributed.checkpoint as dcp
+
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    weights = {f"model:{name}": p.detach() for name, p in learnt.model.named_parameters()}
+    moments: dict[str, Tensor] = {}
+    for name, p in learnt.model.named_parameters():
+        for part in MOMENTS:
+            if f"optimizer:{part}.{name}" in stored:
+                moments[f"{part}.{name}"] = (
+                    torch.zeros(()) if part == "step" else torch.zeros_like(p.detach())
+                )
+    mean = {} if learnt.ema is None else {f"ema:{n}": t for n, t in learnt.ema.tensors().items()}
+    dcp.load({**weights, **mean, **{f"optimizer:{n}": t for n, t in moments.items()}}, checkpoint_id=folder)
+    restore_state(learnt.optimizer, learnt.model.named_parameters(), moments)
+
+
+def _join_pieces(folder: Path) -> dict[str, Tensor]:
+    """All tensors whole, read by one process for itself."""
+    import warnings
+
+    import torch.distributed.checkpoint as dcp
+
+    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    found: dict[str, Any] = {
+        key: torch.empty(item.size, dtype=item.properties.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+        for key, item in stored.items()
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it reads alone is what was asked for
+        dcp.load(found, checkpoint_id=folder, no_dist=True)
+    return found
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong; of an error that several processes had, the first cause."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return said.splitlines()[0]
 
 
 def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

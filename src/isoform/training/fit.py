@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from isoform.config import ModelConfig, difference_in_words
+from isoform.config import ModelConfig, difference, difference_in_words
 from isoform.config.base import Frozen
 from isoform.config.files import read, write
 from isoform.errors import ConfigError
 from isoform.nn import Transformer
+from isoform.training.group import present
 from isoform.training.lock import locked
 from isoform.training.loop import run_loop
 from isoform.training.result import FitResult
 from isoform.training.settings import Training
 from isoform.training.updates import AnyBatches
-
-C = TypeVar("C", bound=Frozen)
 
 
 class _Fit(Frozen):
@@ -58,13 +56,20 @@ def fit(
         DivergenceError: a loss or gradient that is not finite.
         ArtifactError: no checkpoint in the folder is whole.
     """
-    with locked(folder):
-        agree(folder / "fit.toml", _Fit(model=model.config, training=settings))
+    group = present()
+    with locked(folder, group):
+        mine = _Fit(model=model.config, training=settings)
+        group.from_first(lambda: agree(folder / "fit.toml", mine, free=("training.distributed",)))
         return run_loop(model, train, validation, settings, folder, where=where, quiet=quiet)
 
 
-def agree(path: Path, config: Frozen) -> None:
+def agree(path: Path, config: Frozen, *, free: Sequence[str] = ()) -> None:
     """Write down what a folder is begun with, or refuse to go on with something else.
+
+    Args:
+        path: where it is written down.
+        config: what a process wants to go on with.
+        free: fields that change nothing of what comes out, and may differ.
 
     Raises:
         ConfigError: the differences in words.
@@ -73,7 +78,8 @@ def agree(path: Path, config: Frozen) -> None:
         write(config, path)
         return
     begun = read(type(config), path)
-    if begun != config:
+    other = [d for d in difference(begun, config) if not d.path.startswith(tuple(free))]
+    if other if free else begun != config:
         differences = "; ".join(difference_in_words(begun, config))
         raise ConfigError(
             f"{path.parent}: was begun with another configuration (the first) than this one (the second):"

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from isoform.data.batching import Batch, LabelledBatch, Position
 from isoform.errors import IsoformError
-from isoform.nn import Transformer
-from isoform.training.loss import Work, batch_loss
+from isoform.training.group import Group
+from isoform.training.learner import Learner
+from isoform.training.loss import Work
 
 LISTED = 100  # samples named of a batch
 
@@ -23,20 +24,21 @@ class DivergenceError(IsoformError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Micro:
-    """A micro-batch and where in the data it stands."""
+    """A micro-batch, where in the data it stands, and its number in the update."""
 
     batch: Batch | LabelledBatch
     position: Position
     work: Work
+    number: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-    """What is needed to run a step again: its micro-batches and the random state before it."""
+    """What is needed to run a step again: its micro-batches, and what seeds the draws of each."""
 
     step: int
     micro: Sequence[Micro]
-    random: Tensor
+    draw: Callable[[int], None]
 
 
 class Guard:
@@ -57,9 +59,9 @@ class Guard:
         self._first = torch.full((), -1, dtype=torch.long, device=device)
         self._traces: list[Trace] = []
 
-    def before(self, step: int, micro: Sequence[Micro]) -> None:
+    def before(self, step: int, micro: Sequence[Micro], draw: Callable[[int], None]) -> None:
         """Take note of a step about to be made."""
-        self._traces.append(Trace(step, micro, _random(self.device)))
+        self._traces.append(Trace(step, micro, draw))
 
     def after(self, step: int, loss: Tensor, norm: Tensor) -> None:
         """Take note of what it gave, on the device."""
@@ -67,54 +69,60 @@ class Guard:
         self._first = torch.where((self._first < 0) & wrong, step, self._first)
         self.bad = torch.maximum(self.bad, wrong.to(self.bad.dtype))
 
-    def check(self, model: Transformer, context: Callable[[], Any], smoothing: float) -> None:
-        """Wait for the device and stop if anything was wrong.
+    def check(self, learner: Learner, context: Callable[[], Any], group: Group) -> None:
+        """Wait for the device and stop, all processes together, if anything was wrong in one.
 
         Raises:
             DivergenceError: the first step that was not finite.
         """
         traces, self._traces = self._traces, []
         first = int(self._first)
-        if first >= 0:
-            trace = next(t for t in traces if t.step == first)
-            raise DivergenceError(_explain(trace, model, context, smoothing, self._where, self.device))
-
-
-def _random(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+        if group.alone and first < 0:
+            return
+        steps = [int(row[0]) for row in group.table([first])]
+        seen = [step for step in steps if step >= 0]
+        if not seen:
+            return
+        trace = next(t for t in traces if t.step == min(seen))
+        if learner.sharded:
+            raise DivergenceError(
+                f"step {trace.step}: the loss or its gradient is not finite; the last checkpoint is"
+                ' untouched; one process, or distributed.strategy = "ddp", says where it began'
+            )
+        causes = group.gather(_explain(trace, learner, context, self._where))
+        known = [cause for cause, found in causes if found]
+        raise DivergenceError((known or [cause for cause, _ in causes])[0])
 
 
 def _explain(
     trace: Trace,
-    model: Transformer,
+    learner: Learner,
     context: Callable[[], Any],
-    smoothing: float,
     where: Callable[[int], str],
-    device: torch.device,
-) -> str:
-    """Run the step again with the same dropout and look at every module."""
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(trace.random, device)
-    else:
-        torch.set_rng_state(trace.random)
-    model.zero_grad(set_to_none=True)
+) -> tuple[str, bool]:
+    """Run the step again with the same dropout and look at every module; and whether that found it."""
+    if not trace.micro:
+        return f"step {trace.step}: the loss or its gradient is not finite", False
+    learner.model.zero_grad(set_to_none=True)
     for micro in trace.micro:
-        if micro.work.count == 0:
-            continue
-        cause = first_fault(model, micro.work, context, smoothing)
+        trace.draw(micro.number)
+        cause = first_fault(learner, micro.work, context)
         if cause is not None:
             break
     else:
-        micro, cause = trace.micro[-1], "it could not be reproduced when the step was run again"
+        micro, cause = trace.micro[-1], None
+    said = "it could not be reproduced when the step was run again" if cause is None else cause
     place = f"epoch {micro.position.epoch + 1}, batch {micro.position.batch + 1}"
-    return (
+    text = (
         f"step {trace.step}: the loss or its gradient is not finite ({place};"
-        f" {samples(micro.batch.rows, where)}); {cause}; the last checkpoint is untouched"
+        f" {samples(micro.batch.rows, where)}); {said}; the last checkpoint is untouched"
     )
+    return text, cause is not None
 
 
-def first_fault(model: Transformer, work: Work, context: Callable[[], Any], smoothing: float) -> str | None:
+def first_fault(learner: Learner, work: Work, context: Callable[[], Any]) -> str | None:
     """Where a forward and backward pass first leaves the finite numbers; None when it does not."""
+    model = learner.model
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             return f"the weights {name} hold a value that is not finite"
@@ -124,15 +132,15 @@ def first_fault(model: Transformer, work: Work, context: Callable[[], Any], smoo
     ]
     try:
         with context():
-            sums = batch_loss(model, work, smoothing=smoothing)
+            loss, _, balance = learner(work)
     finally:
         for handle in handles:
             handle.remove()
     if found:
         return f"the first module whose output is not finite is {found[0]}"
-    if not bool(torch.isfinite(sums.loss + sums.balance)):
+    if not bool(torch.isfinite(loss + balance)):
         return "every module's output is finite, their loss is not"
-    (sums.loss / work.count + sums.balance).backward()
+    (loss / work.count + balance).backward()
     # Backward visits the modules in reverse: the last in order is the first concerned.
     for name, parameter in reversed(list(model.named_parameters())):
         if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):

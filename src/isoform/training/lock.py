@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from isoform.errors import ConfigError
+from isoform.training.group import ALONE, Group
 
 
 @contextmanager
-def locked(folder: Path) -> Generator[None]:
-    """Hold the folder. The system lets go of it when the process ends, however it ends.
+def locked(folder: Path, group: Group = ALONE) -> Generator[None]:
+    """Hold the folder, the first process for all. The system lets go of it when the process ends, however it
+    ends.
 
     Raises:
         ConfigError: another process holds it.
@@ -20,12 +22,16 @@ def locked(folder: Path) -> Generator[None]:
 
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(
-            f"{folder}: another process is training in this folder; wait for it or choose another"
-        ) from None
+
+    def take() -> None:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{folder}: another process is training in this folder; wait for it or choose another"
+            ) from None
+
+    group.from_first(take)
     try:
         yield
     finally:

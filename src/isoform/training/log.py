@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
 from isoform.config.files import write_text
 from isoform.errors import ConfigError
+from isoform.training.settings import WandB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +27,9 @@ class Line:
         balance_loss: of the routers; None where there are none.
         learning_rate: of the last update.
         gradient_norm: of the last update, before clipping.
-        tokens_per_second: ids read, padding left out.
+        tokens_per_second: ids read, padding left out, by all processes.
+        waiting: share of the time in which the next batches were waited for.
+        gradient_noise: the gradient noise scale in supervised positions; None unless asked for.
     """
 
     step: int
@@ -38,6 +42,8 @@ class Line:
     learning_rate: float
     gradient_norm: float | None
     tokens_per_second: float | None
+    waiting: float | None = None
+    gradient_noise: float | None = None
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Line))
@@ -104,6 +110,42 @@ class TensorBoardLog:
     def close(self) -> None:
         """Finish the file."""
         self._writer.close()
+
+
+class WandBLog:
+    """The same lines at Weights & Biases, under the run's own step numbers.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+
+    def __init__(self, folder: Path, settings: WandB) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ConfigError(
+                "training.wandb needs the package wandb: pip install 'isoform[wandb]'"
+            ) from None
+        path = folder / "wandb.id"
+        if not path.is_file():
+            write_text(path, secrets.token_hex(8))
+        self._run: Any = wandb.init(
+            project=settings.project,
+            name=settings.name,
+            mode=settings.mode,
+            dir=str(folder),
+            id=path.read_text(encoding="utf-8"),
+            resume="allow",
+        )
+
+    def write(self, line: Line) -> None:
+        """Add a line's numbers."""
+        found = {name: value for name in COLUMNS[1:] if (value := getattr(line, name)) is not None}
+        self._run.log(found, step=line.step)
+
+    def close(self) -> None:
+        """Finish the run's record."""
+        self._run.finish()
 
 
 def read_log(path: Path) -> list[Line]:

@@ -85,7 +85,9 @@ class Sums:
     count: int
 
 
-def batch_loss(model: Transformer, batch: Batch | LabelledBatch | Work, *, smoothing: float = 0.0) -> Sums:
+def batch_loss(
+    model: Transformer, batch: Batch | LabelledBatch | Work, *, smoothing: float = 0.0, z_loss: float = 0.0
+) -> Sums:
     """Run a batch through the network and sum its loss.
 
     Only the states of supervised positions reach the output matrix: padding costs nothing there.
@@ -94,6 +96,7 @@ def batch_loss(model: Transformer, batch: Batch | LabelledBatch | Work, *, smoot
         model: the network; in training mode its routers leave their balance loss.
         batch: next tokens, or labels of what is read.
         smoothing: eta of (1 - eta) onehot + eta u with u uniform (R34).
+        z_loss: zeta of zeta · (log Σ exp z)² a position (Chowdhery et al. 2022, §5).
 
     Raises:
         SupervisionError: the batch has no supervised position; the caller skips such (R30).
@@ -104,7 +107,7 @@ def batch_loss(model: Transformer, batch: Batch | LabelledBatch | Work, *, smoot
         raise SupervisionError("the batch has no supervised position: 0/0 is no loss; skip it (R30)")
     width = n_scores(model.config)
     states, score = _supervised_states(model, work)
-    loss, nll = _chunked(score, states, work.labels, smoothing, width)
+    loss, nll = _chunked(score, states, work.labels, (smoothing, z_loss), width)
     return Sums(loss, nll, _balance(model, loss), work.count)
 
 
@@ -119,9 +122,15 @@ def n_scores(cfg: config.ModelConfig) -> int:
 
 
 def smoothed_cross_entropy(
-    scores: Float[Tensor, "positions classes"], labels: Int[Tensor, " positions"], smoothing: float
+    scores: Float[Tensor, "positions classes"],
+    labels: Int[Tensor, " positions"],
+    smoothing: float,
+    z_loss: float = 0.0,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Sum of -Σ q log p with q = (1 - η) onehot(label) + η/C (R34), and of -log p[label].
+
+    With ``z_loss`` ζ the first also holds ζ (log Σ exp z)², which keeps the scores from drifting away from
+    log-probabilities (Chowdhery et al. 2022, §5).
 
     Half precision is widened to float32. One gradient-sized buffer is made in the backward pass, none in
     the forward pass beside the log-sum-exp's own.
@@ -130,7 +139,7 @@ def smoothed_cross_entropy(
         The smoothed loss, differentiable, and the plain negative log-likelihood, which is not.
     """
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    return _CrossEntropy.apply(wide, labels, smoothing)  # pyright: ignore[reportReturnType]
+    return _CrossEntropy.apply(wide, labels, smoothing, z_loss)  # pyright: ignore[reportReturnType]
 
 
 def check_supervision(
@@ -231,22 +240,24 @@ def _supervised_states(model: Transformer, work: Work) -> tuple[Tensor, nn.Modul
 
 
 def _chunked(
-    head: nn.Module, states: Tensor, labels: Tensor, smoothing: float, width: int
+    head: nn.Module, states: Tensor, labels: Tensor, weights: tuple[float, float], width: int
 ) -> tuple[Tensor, Tensor]:
     """Scores of all positions at once where they are few, else piece by piece, recomputed in backward."""
     rows = max(CHUNK // width, 1)
     if len(states) <= rows:
-        return smoothed_cross_entropy(head(states), labels, smoothing)
+        return smoothed_cross_entropy(head(states), labels, *weights)
     pieces = [
-        checkpoint(_piece, head, some, theirs, smoothing, use_reentrant=False)
+        checkpoint(_piece, head, some, theirs, weights, use_reentrant=False)
         for some, theirs in zip(states.split(rows), labels.split(rows), strict=True)
     ]
     losses, nlls = zip(*pieces, strict=True)
     return torch.stack(losses).sum(), torch.stack(nlls).sum()
 
 
-def _piece(head: nn.Module, states: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    return smoothed_cross_entropy(head(states), labels, smoothing)
+def _piece(
+    head: nn.Module, states: Tensor, labels: Tensor, weights: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    return smoothed_cross_entropy(head(states), labels, *weights)
 
 
 def _balance(model: Transformer, like: Tensor) -> Tensor:
@@ -260,24 +271,30 @@ class _CrossEntropy(torch.autograd.Function):
     """log p is never stored: the gradient softmax(z) - q is made from the scores and their log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, scores: Tensor, labels: Tensor, smoothing: float, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
         total = scores.logsumexp(-1)
         ctx.save_for_backward(scores, total, labels)
-        ctx.smoothing = smoothing
+        ctx.weights = smoothing, z_loss
         nll = (total - scores.gather(-1, labels[:, None])[:, 0]).sum()
         loss = nll.clone()
         if smoothing:
             loss = (1 - smoothing) * nll + smoothing * (total - scores.mean(-1)).sum()
+        if z_loss:
+            loss = loss + z_loss * total.square().sum()
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         scores, total, labels = ctx.saved_tensors
-        eta = ctx.smoothing
+        eta, zeta = ctx.weights
         gradient = (scores - total[:, None]).exp_()
+        if zeta:
+            gradient *= 1 + 2 * zeta * total[:, None]
         if eta:
             gradient -= eta / scores.shape[-1]
         gradient.scatter_add_(-1, labels[:, None], gradient.new_full((len(labels), 1), eta - 1))
-        return gradient.mul_(grads[0]), None, None
+        return gradient.mul_(grads[0]), None, None, None

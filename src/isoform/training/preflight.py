@@ -11,6 +11,7 @@ from isoform.data.pipeline import Prepared
 from isoform.data.preflight import Preflight
 from isoform.errors import DataError
 from isoform.nn import Transformer
+from isoform.training.learner import Learner
 from isoform.training.precision import autocast, device_of, dtype_of
 from isoform.training.settings import Training
 from isoform.training.trial import Trial, trial_step
@@ -74,9 +75,8 @@ def preflight(model: Transformer, prepared: Prepared, settings: Training) -> Run
     precision = "float32" if settings.precision == "auto" else settings.precision
     model.to(device=device, dtype=dtype_of(precision))
     train = prepared.train.batches
-    trial = trial_step(
-        model, train.largest(), device, lambda: autocast(precision, device), settings.label_smoothing
-    )
+    learner = Learner.of(model, settings)
+    trial = trial_step(learner, train.largest(), device, lambda: autocast(precision, device))
     batches, filled = train.count(0), train.report(0)
     per_epoch = batches / settings.accumulation
     steps = total_steps(train, settings)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, cast
 
 from isoform.nn import Transformer
 from isoform.training.checkpoint import Store, fill
@@ -16,17 +16,17 @@ def choose_weights(
     model: Transformer,
     store: Store,
     state: RunState,
-    last: Sequence[int],
+    candidates: Mapping[str, Sequence[int]],
     validate: Callable[[], float],
     say: Callable[[str], None],
 ) -> tuple[Weights, float]:
-    """Leave the network with the best checkpoint's weights, or the mean of the last where that is better.
+    """Leave the network with the best checkpoint's weights, or a mean of several where that is better.
 
     Args:
         model: the network.
         store: its checkpoints.
         state: says which was best.
-        last: steps whose mean is a candidate; none where there are fewer than two.
+        candidates: name to steps whose mean is tried; those of fewer than two are not.
         validate: the NLL of the network as it is.
         say: takes a remark.
 
@@ -34,14 +34,17 @@ def choose_weights(
         Which weights it has now, and their NLL.
     """
     assert state.best_step is not None and state.best_nll is not None
-    if len(last) > 1:
-        fill(model, store.average(last), "mean of checkpoints")
+    chosen, lowest, steps = "best", state.best_nll, [state.best_step]
+    for name, members in candidates.items():
+        if len(members) < 2:
+            continue
+        fill(model, store.average(members), "mean of checkpoints")
         nll = validate()
         say(
-            f"mean of the checkpoints of steps {', '.join(map(str, last))}: validation NLL {nll:.4f};"
+            f"mean of the {name} checkpoints, steps {', '.join(map(str, members))}: validation NLL {nll:.4f};"
             f" the best checkpoint has {state.best_nll:.4f}"
         )
-        if nll < state.best_nll:
-            return "average", nll
-    store.load_weights(state.best_step, model)
-    return "best", state.best_nll
+        if nll < lowest:
+            chosen, lowest, steps = "average", nll, list(members)
+    fill(model, store.average(steps), str(store.path(steps[0])))
+    return cast("Weights", chosen), lowest

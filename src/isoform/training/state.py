@@ -25,6 +25,7 @@ class RunState:
         seconds: time spent in the loop, over all processes.
         best_step: the update after which validation was best; None before the first validation.
         best_nll: the NLL a token it had then.
+        ranking: NLL and step of the best so far, best first; as many as are kept.
         waiting: validations since.
         validated_step: the update after which the last validation was.
         window: what has been summed up since the last line of the log.
@@ -39,6 +40,7 @@ class RunState:
     best_nll: float | None = None
     waiting: int = 0
     validated_step: int | None = None
+    ranking: list[tuple[float, int]] = dataclasses.field(default_factory=list[tuple[float, int]])
     window: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +50,11 @@ class RunState:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RunState:
         """What `to_dict` gave."""
-        fields: dict[str, Any] = {**data, "position": Position(**data["position"])}
+        fields: dict[str, Any] = {
+            **data,
+            "position": Position(**data["position"]),
+            "ranking": [(nll, step) for nll, step in data["ranking"]],
+        }
         return cls(**fields)
 
 

@@ -19,6 +19,7 @@ from isoform.errors import DataError
 from isoform.nn import Transformer, build
 from isoform.training.config import RunConfig, Vocabularies
 from isoform.training.fit import agree
+from isoform.training.group import joined
 from isoform.training.lock import locked
 from isoform.training.loop import run_loop
 from isoform.training.preflight import RunPreflight, preflight
@@ -76,6 +77,8 @@ class TrainResult:
 def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> TrainResult:
     """Carry out a run; the same call in the same folder goes on where an earlier one was stopped.
 
+    Under ``torchrun`` all processes share the run; the first alone writes, but for checkpoints in pieces.
+
     Args:
         run: the run file.
         folder: where everything is written: ``request.toml`` (the run as asked for), ``run.toml`` (with the
@@ -88,22 +91,11 @@ def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> T
         IsoformError: bad data, settings that do not go together, a folder of another run, a loss that is not
             finite; nothing half-written is left.
     """
-    with locked(folder):
-        _forget_false_start(folder)
-        agree(folder / "request.toml", run)
-        saved = _saved_tokenizers(folder)
-        setup = set_up(run, base, saved)
-        if saved is None:
-            _save_tokenizers(folder, setup.prepared.tokenizers)
-        _refuse_changed_data(folder, setup.prepared)
-        write(run.model_copy(update={"model": setup.model.config}), folder / "run.toml")
-        trial: Trial | None = None
-        if not (folder / "checkpoints").is_dir():
-            report = preflight(setup.model, setup.prepared, run.training)
-            write_text(folder / "preflight.json", json.dumps(report.to_dict(), ensure_ascii=False) + "\n")
-            trial = report.trial
-            for remark in () if quiet else report.remarks:
-                print(remark, file=sys.stderr)
+    with joined(run.training.device) as group, locked(folder, group):
+        begun = group.from_first(lambda: _begin(run, folder, base, alone=group.alone))
+        # Where there are several processes, the first has left the tokenizers in the folder.
+        setup = set_up(run, base, _saved_tokenizers(folder)) if begun is None else begun
+        trial = group.from_first(lambda: _try(run, folder, setup, quiet=quiet))
         parts = setup.prepared
         fit = run_loop(
             setup.model,
@@ -117,7 +109,33 @@ def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> T
         )
         if not fit.finished:
             return TrainResult(folder, fit, None, None)
+        if not group.first:  # the test is read and the artifact written once
+            return TrainResult(folder, fit, None, folder / "artifact")
         return _conclude(run, folder, setup, fit, quiet=quiet)
+
+
+def _begin(run: RunConfig, folder: Path, base: Path, *, alone: bool) -> Setup | None:
+    """Write down what the folder is begun with. Returns what was read, where nobody else needs it too."""
+    _forget_false_start(folder)
+    agree(folder / "request.toml", run, free=("training.distributed",))
+    saved = _saved_tokenizers(folder)
+    setup = set_up(run, base, saved)
+    if saved is None:
+        _save_tokenizers(folder, setup.prepared.tokenizers)
+    _refuse_changed_data(folder, setup.prepared)
+    write(run.model_copy(update={"model": setup.model.config}), folder / "run.toml")
+    return setup if alone else None
+
+
+def _try(run: RunConfig, folder: Path, setup: Setup, *, quiet: bool) -> Trial | None:
+    """The preflight of a run that has not begun."""
+    if (folder / "checkpoints").is_dir():
+        return None
+    report = preflight(setup.model, setup.prepared, run.training)
+    write_text(folder / "preflight.json", json.dumps(report.to_dict(), ensure_ascii=False) + "\n")
+    for remark in () if quiet else report.remarks:
+        print(remark, file=sys.stderr)
+    return report.trial
 
 
 def inspect_data(run: RunConfig, *, base: Path) -> Checked:
@@ -167,7 +185,7 @@ def set_up(run: RunConfig, base: Path, tokenizers: Tokenizers | None) -> Setup:
 
 def _task(run: RunConfig, base: Path) -> Task:
     settings = run.training
-    return Task(run.data, settings.batches, base, settings.seed, masking=settings.masking)
+    return Task(run.data, settings.batches, base, settings.order_seed, masking=settings.masking)
 
 
 def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, quiet: bool) -> TrainResult:

@@ -16,7 +16,8 @@ from isoform.data.batching import Batch, LabelledBatch
 from isoform.errors import SupervisionError
 from isoform.nn import Transformer
 from isoform.training.guard import DivergenceError, first_fault
-from isoform.training.loss import Work, batch_loss, check_fit, check_shift
+from isoform.training.learner import Learner
+from isoform.training.loss import Work, check_fit, check_shift
 
 Context = Callable[[], AbstractContextManager[object]]
 
@@ -51,7 +52,7 @@ class Trial:
 
 
 def trial_step(
-    model: Transformer, batch: Batch | LabelledBatch, device: torch.device, context: Context, smoothing: float
+    learner: Learner, batch: Batch | LabelledBatch, device: torch.device, context: Context
 ) -> Trial:
     """Run one step without updating anything; random state and gradients are left as they were.
 
@@ -60,6 +61,7 @@ def trial_step(
         ConfigError: a head or structure that does not fit the data.
         DivergenceError: the loss is not finite before anything was learnt.
     """
+    model = learner.model
     check_fit(model, batch)
     if isinstance(batch, Batch):
         check_shift(batch)
@@ -74,39 +76,36 @@ def trial_step(
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         with held.watch(), context():
-            sums = batch_loss(model, work, smoothing=smoothing)
-            loss = sums.loss / work.count + sums.balance
+            total, _, balance = learner(work)
+            loss = total / work.count + balance
         loss.backward()
         value = float(loss.detach())
         if not torch.isfinite(loss):
-            cause = first_fault(model, work, context, smoothing)
+            cause = first_fault(learner, work, context)
             raise DivergenceError(f"trial step: the loss is {value} before anything was learnt; {cause}")
-    missing = tuple(name for name, p in model.named_parameters() if p.grad is None)
+    missing = tuple(name for name, p in model.named_parameters() if p.requires_grad and p.grad is None)
     # The first pass of a process also sets things up, and is slower than any other.
-    seconds = step_seconds(model, work, device, context, smoothing, repeats=1)
+    seconds = step_seconds(learner, work, device, context, repeats=1)
     model.zero_grad(set_to_none=True)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else held.bytes
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Trial(
-        len(batch.rows), batch.padded_tokens(), work.count, value, seconds, peak, 4 * weights, missing
-    )
+    # Weights, and of those that learn gradients and two means besides.
+    weights = sum(p.numel() * p.element_size() * (4 if p.requires_grad else 1) for p in model.parameters())
+    return Trial(len(batch.rows), batch.padded_tokens(), work.count, value, seconds, peak, weights, missing)
 
 
-def step_seconds(
-    model: Transformer, work: Work, device: torch.device, context: Context, smoothing: float, repeats: int
-) -> float:
+def step_seconds(learner: Learner, work: Work, device: torch.device, context: Context, repeats: int) -> float:
     """Seconds of a forward and backward pass: the least of several."""
-    model.train()
+    learner.model.train()
     found: list[float] = []
     with _own_random_state(device):
         for _ in range(repeats):
             start = time.perf_counter()
             with context():
-                sums = batch_loss(model, work, smoothing=smoothing)
-            sums.loss.backward()
-            float(sums.nll)  # waits for the device
+                loss, nll, _ = learner(work)
+            loss.backward()
+            float(nll)  # waits for the device
             found.append(time.perf_counter() - start)
-    model.zero_grad(set_to_none=True)
+    learner.model.zero_grad(set_to_none=True)
     return min(found)
 
 

@@ -8,22 +8,29 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from isoform.training.group import ALONE, Group
 from isoform.training.log import Line
 
 
 class Window:
     """Sums since the last line of the log, on the device, so that nothing waits for it.
 
+    Losses are this process's own until a line or a checkpoint asks for those of all; counts are global.
+
     Args:
         device: where the run computes.
+        group: the processes; the first carries what was saved.
         saved: what `to_dict` gave in the middle of a window.
     """
 
-    def __init__(self, device: torch.device, saved: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, group: Group = ALONE, saved: Mapping[str, float] | None = None
+    ) -> None:
         before = saved or {}
+        self._group = group
         wide = torch.float32 if device.type == "mps" else torch.float64
         self.loss, self.nll, self.balance = (
-            torch.tensor(before.get(name, 0.0), dtype=wide, device=device)
+            torch.tensor(before.get(name, 0.0) if group.first else 0.0, dtype=wide, device=device)
             for name in ("loss", "nll", "balance")
         )
         norm = before.get("norm")
@@ -32,16 +39,28 @@ class Window:
         self.count, self.tokens, self.updates = (
             int(before.get(n, 0)) for n in ("count", "tokens", "updates")
         )
+        self.waiting = before.get("waiting", 0.0)  # seconds in which the next batches were waited for
+        self.noise: float | None = None  # the gradient noise scale as last estimated
         self._start = time.perf_counter() - before.get("seconds", 0.0)
 
     def to_dict(self) -> dict[str, float]:
         """The sums as plain numbers; nothing for a window just opened."""
         if not self.updates:
             return {}
-        sums = {"loss": float(self.loss), "nll": float(self.nll), "balance": float(self.balance)}
+        sums = dict(zip(("loss", "nll", "balance"), self._sums(), strict=True))
         norm = {} if self.norm is None else {"norm": float(self.norm)}
         counts = {"count": self.count, "tokens": self.tokens, "updates": self.updates}
-        return {**sums, **norm, **counts, "rate": self.rate, "seconds": self.seconds()}
+        return {
+            **sums,
+            **norm,
+            **counts,
+            "rate": self.rate,
+            "waiting": self.waiting,
+            "seconds": self.seconds(),
+        }
+
+    def _sums(self) -> list[float]:
+        return self._group.total([float(self.loss), float(self.nll), float(self.balance)])
 
     def add(self, loss: Tensor, nll: Tensor, balance: Tensor, micro: int) -> None:
         """A micro-batch was run; ``micro`` is how many make an update."""
@@ -63,15 +82,18 @@ class Window:
     def line(self, step: int, epoch: float, seconds: float, *, routed: bool) -> Line:
         """The line of the log that the sums come to; here the device is waited for."""
         n = self.count
+        loss, nll, balance = self._sums()
         return Line(
             step=step,
             epoch=epoch,
             seconds=seconds,
-            train_loss=float(self.loss) / n if n else None,
-            train_nll=float(self.nll) / n if n else None,
+            train_loss=loss / n if n else None,
+            train_nll=nll / n if n else None,
             validation_nll=None,
-            balance_loss=float(self.balance) / self.updates if routed and n else None,
+            balance_loss=balance / self.updates if routed and n else None,
             learning_rate=self.rate,
             gradient_norm=None if self.norm is None else float(self.norm),
             tokens_per_second=self.tokens / self.seconds() if n else None,
+            waiting=self.waiting / self.seconds() if n else None,
+            gradient_noise=self.noise,
         )
