@@ -281,7 +281,10 @@ class _Loop:
         """Seed what a micro-batch draws (dropout) by its place alone: whichever process runs it, and after
         however many resumptions, draws the same."""
         key = np.random.SeedSequence([self.settings.seed, step, number]).generate_state(1, np.uint64)
-        torch.manual_seed(int(key[0]))
+        # Only the generators that are drawn from: torch.manual_seed notes a stack trace for each backend.
+        torch.default_generator.manual_seed(int(key[0]))
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(int(key[0]))
 
     def _filler(self) -> Work:
         """What a process runs, uncounted, while others have a micro-batch more."""
