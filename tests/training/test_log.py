@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from isoform.errors import ConfigError
-from isoform.training.log import CsvLog, Line, TensorBoardLog, read_log
+from isoform.training.log import CsvLog, Line, TensorBoardLog, WandBLog, read_log
 from isoform.training.picture import draw_losses
+from isoform.training.settings import WandB
 
 
 def line(step: int, **changes: float | None) -> Line:
@@ -64,3 +66,27 @@ def test_without_tensorboard_it_says_how_to_get_it(tmp_path: Path, monkeypatch: 
 def test_the_picture_of_an_empty_log(tmp_path: Path) -> None:
     draw_losses([], tmp_path / "loss.png", best_step=None)
     assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+def test_wandb_gets_every_line_under_its_step_and_one_run_for_all_resumptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the package, which would want an account."""
+    begun: list[dict[str, object]] = []
+    logged: list[tuple[dict[str, float], int]] = []
+    run = types.SimpleNamespace(log=lambda found, step: logged.append((found, step)), finish=lambda: None)
+    package = types.SimpleNamespace(init=lambda **given: begun.append(given) or run)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    for step in (1, 2):
+        log = WandBLog(tmp_path, WandB(project="dates", mode="offline"))
+        log.write(line(step, validation_nll=2.5))
+        log.close()
+    assert [(step, found["validation_nll"]) for found, step in logged] == [(1, 2.5), (2, 2.5)]
+    assert "balance_loss" not in logged[0][0]
+    assert begun[0]["id"] == begun[1]["id"] and begun[0]["project"] == "dates"
+
+
+def test_without_wandb_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r"isoform\[wandb\]"):
+        WandBLog(tmp_path, WandB(project="dates"))

@@ -278,3 +278,15 @@ def test_a_run_that_was_refused_can_be_mended(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(text)
     result = train(run_of("lines", seed=2), tmp_path / "run", base=tmp_path, quiet=True)
     assert result.finished
+
+
+def test_beginning_anew_touches_nothing_that_it_has_not_written(tmp_path: Path) -> None:
+    """The run's folder may be where the user's own tokenizer lies."""
+    files(tmp_path)
+    own = [tmp_path / "tokenizer.json", tmp_path / "my_tokenizer.json"]
+    for path in own:
+        path.write_text("{}")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"tokenizer\.json: there already"):
+            train(run_of("lines"), tmp_path, base=tmp_path, quiet=True)
+    assert [path.read_text() for path in own] == ["{}", "{}"]

@@ -15,7 +15,7 @@ from isoform.config.files import write, write_text
 from isoform.data import Prepared, Task, Tokenizer, Tokenizers, prepare
 from isoform.data import check as data_check
 from isoform.data.pipeline import Checked
-from isoform.errors import DataError
+from isoform.errors import ConfigError, DataError
 from isoform.nn import Transformer, build
 from isoform.training.config import RunConfig, Vocabularies
 from isoform.training.fit import agree
@@ -224,6 +224,10 @@ def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, qui
 
 
 def _save_tokenizers(folder: Path, made: Tokenizers) -> None:
+    for name, tokenizer in (("tokenizer", made.target), ("source_tokenizer", made.source)):
+        path = folder / f"{name}{tokenizer.backend.suffix}"
+        if path.exists() and not (folder / f"{name}.specials.json").is_file():
+            raise ConfigError(f"{path}: there already, and not of a run; choose another folder for the run")
     if made.source is not made.target:
         made.source.save(folder, "source_tokenizer")
     made.target.save(folder, "tokenizer")
@@ -258,11 +262,19 @@ def _digests(prepared: Prepared) -> dict[str, Any]:
 
 
 def _forget_false_start(folder: Path) -> None:
-    """A run that was refused before its first checkpoint binds no one: mended, it begins anew."""
-    if not (folder / "checkpoints").is_dir():
-        for pattern in ("request.toml", "run.toml", "data.json", "*tokenizer*", "preflight.json"):
-            for path in folder.glob(pattern):
-                path.unlink()
+    """A run that was refused before its first checkpoint binds no one: mended, it begins anew.
+
+    Only what that run itself has written goes; a tokenizer beside it may be somebody's own.
+    """
+    request = folder / "request.toml"
+    if not request.is_file() or (folder / "checkpoints").is_dir():
+        return
+    names = ["data.json", "run.toml", "preflight.json"]
+    for name in ("tokenizer", "source_tokenizer"):
+        if (folder / f"{name}.specials.json").is_file():  # written last of a tokenizer's two files
+            names += [f"{name}.specials.json", f"{name}.json", f"{name}.model"]
+    for path in (*(folder / name for name in names), request):
+        path.unlink(missing_ok=True)
 
 
 def _refuse_changed_data(folder: Path, prepared: Prepared) -> None:
