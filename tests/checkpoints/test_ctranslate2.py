@@ -94,6 +94,19 @@ def test_written_opened_and_run(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes()
 
 
+@pytest.mark.parametrize("source", [True, False])
+def test_the_check_leaves_pytorch_its_threads(source: bool, tmp_path: Path) -> None:
+    """The engine and PyTorch share one pool: what the engine is given would stay after it."""
+    name = next(name for name, cfg in CONFIGS.items() if (cfg.source is not None) == source)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        export(bundle_of(CONFIGS[name]), tmp_path / "out", to="ctranslate2")
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_stays(dtype: torch.dtype, tmp_path: Path) -> None:
     back = load(export(bundle_of(CONFIGS["bart"]).to(dtype=dtype), tmp_path / "out", to="ctranslate2"))

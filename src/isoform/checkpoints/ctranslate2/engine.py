@@ -86,7 +86,7 @@ class _Encoded(_Side):
     def __init__(self, library: Any, bundle: Bundle, folder: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(bundle)
         self.words = words(folder, both=True)
-        self.engine = library.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+        self.engine = library.Translator(str(folder), device="cpu", compute_type="float32", **_as_now())
         self.added = (bool(settings.get("add_source_bos")), bool(settings.get("add_source_eos")))
         assert bundle.config.source is not None
         self.sources = self.rows(bundle.config.source.vocab_size, 3)
@@ -137,7 +137,7 @@ class _Alone(_Side):
     def __init__(self, library: Any, bundle: Bundle, folder: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(bundle)
         self.words = words(folder, both=False).target
-        self.engine = library.Generator(str(folder), device="cpu", compute_type="float32", intra_threads=1)
+        self.engine = library.Generator(str(folder), device="cpu", compute_type="float32", **_as_now())
         self.prompts = self.rows(self.size, 1)
 
     def scored(self) -> tuple[Tensor, Tensor]:
@@ -157,6 +157,11 @@ class _Alone(_Side):
             max_length=min(STEPS, self.lengths[0]),
         )  # fmt: skip
         return list(result.sequences_ids[0]), self.continued(prompt, None)
+
+
+def _as_now() -> dict[str, int]:
+    """As many threads as PyTorch has: the engine sets the number for the whole process, PyTorch included."""
+    return {"intra_threads": torch.get_num_threads()}
 
 
 def _plain(model: Transformer) -> Transformer:

@@ -68,6 +68,8 @@ class Core:
             value = value.transpose(-1, -2)
         if which == "q" and not self.site.key_columns:
             value = value.transpose(-1, -2) if value.shape[-2] == self.width else value
+        if which == "q":  # the queries of heads that share keys may lie one below the other
+            return value.reshape(self.model.graph.batch, self.heads, -1, value.shape[-1])
         return value.reshape(self.model.graph.batch, -1, *value.shape[-2:])
 
     @property
@@ -312,10 +314,9 @@ def _used(core: Core) -> bool:
     weights, softmax = graph.values[core.site.weights], graph.values[core.site.softmax]
     if weights.numel() != softmax.numel():
         return False
-    if weights.shape[-2:] != softmax.shape[-2:]:
-        weights = weights.transpose(-1, -2)
-    flat, soft = weights.reshape(-1), softmax.reshape(-1)
-    return gap(flat.nan_to_num(), soft.nan_to_num()) < 1e-9
+    soft = softmax.reshape(-1).nan_to_num()
+    ways = (weights, weights.transpose(-1, -2))  # axes of heads may be merged, or keys lie before queries
+    return any(gap(way.reshape(-1).nan_to_num(), soft) < 1e-9 for way in ways)
 
 
 def _groups(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | None:
