@@ -15,7 +15,7 @@ from isoform.checkpoints import Bundle, export, load
 from isoform.checkpoints.checked import Checked
 from isoform.config import presets
 from isoform.config.protocol import Protocol
-from isoform.errors import ArtifactError, CheckError
+from isoform.errors import ArtifactError, CheckError, IsoformError
 from isoform.generation import Beam, generate
 from isoform.nn import build
 from isoform.tokens import Tokens
@@ -269,3 +269,19 @@ class TestDamaged:
         path.write_text(json.dumps({**table, "eos_token": "nowhere"}), encoding="utf-8")
         with pytest.raises(ArtifactError, match="eos_token 'nowhere' is not in the vocabulary"):
             load(folder)
+
+
+def test_a_damaged_binary_is_one_line_or_a_network(tmp_path: Path) -> None:
+    """A byte changed, or everything after it gone."""
+    folder = export(bundle_of(CONFIGS[next(iter(CONFIGS))]), tmp_path / "out", to="ctranslate2")
+    raw = (folder / "model.bin").read_bytes()
+    refused = 0
+    for place in range(0, 3000, 61):
+        for damaged in (raw[:place], raw[:place] + bytes([raw[place] ^ 0x5A]) + raw[place + 1 :]):
+            (folder / "model.bin").write_bytes(damaged)
+            try:
+                load(folder)
+            except IsoformError as error:
+                assert "\n" not in str(error)
+                refused += 1
+    assert refused >= 50  # every one that ends early

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from isoform import config as c
 from isoform.checkpoints import Bundle, export, load
+from isoform.checkpoints.weights import skeleton
 from isoform.config import presets
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError
@@ -312,3 +313,11 @@ def test_peak_memory_of_rearranged_weights(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(folder), str(small)], capture_output=True, text=True, check=True
     )
     assert int(out.stdout) <= 1.15 * weights + 20e6, f"{int(out.stdout) / weights:.2f} × the weights"
+
+
+def test_sizes_that_no_tensor_can_have_are_one_line() -> None:
+    """They come from damaged files; nothing is allocated before they are looked at."""
+    config = presets.llama(vocab_size=2**40, d_model=2**32, n_heads=2, n_kv_heads=2, ffn_width=8, n_layers=1)
+    with pytest.raises(ArtifactError, match="no network has the sizes") as caught:
+        skeleton(config)
+    assert "\n" not in str(caught.value)

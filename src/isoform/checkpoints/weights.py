@@ -93,9 +93,17 @@ class SafetensorsFile:
 
 
 def skeleton(config: ModelConfig) -> Transformer:
-    """The network without memory for its parameters (all on the meta device)."""
-    with torch.device("meta"):
-        return Transformer(config)
+    """The network without memory for its parameters (all on the meta device).
+
+    Raises:
+        ArtifactError: sizes whose product no tensor can have.
+    """
+    try:
+        with torch.device("meta"):
+            return Transformer(config)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactError(f"no network has the sizes of this configuration: {reason}") from None
 
 
 def stored_names(model: nn.Module) -> dict[str, tuple[int, ...]]:

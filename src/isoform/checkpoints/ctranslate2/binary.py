@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from isoform.checkpoints.shards import InMemory
 from isoform.errors import ArtifactError
 
 VERSIONS = (2, 6)
@@ -16,7 +17,7 @@ BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.float32}
 BY_NUMBER = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)
 
 
-class Variables:
+class Variables(InMemory):
     """Named variables. Names are turned to dots, gamma and beta to weight and bias.
 
     Args:
@@ -29,12 +30,12 @@ class Variables:
     def __init__(
         self, where: Path, kind: str, tensors: Mapping[str, Tensor], aliases: Mapping[str, str]
     ) -> None:
-        self.where, self.kind = where, kind
+        self.kind = kind
         whole = _dequantised({_renamed(name): tensor for name, tensor in tensors.items()})
         self.aliases = {_renamed(name): _renamed(other) for name, other in aliases.items()}
         whole.update({name: whole[other] for name, other in self.aliases.items() if other in whole})
         self._settings = {name: t for name, t in whole.items() if t.dim() == 0}
-        self._tensors = {name: t for name, t in whole.items() if t.dim() > 0}
+        super().__init__(where, {name: t for name, t in whole.items() if t.dim() > 0})
         self._asked: set[str] = set()
 
     def setting(self, name: str, default: float) -> float:
@@ -58,10 +59,6 @@ class Variables:
         """Numbers that nobody asked for: architecture that is not understood."""
         return sorted(set(self._settings) - self._asked)
 
-    def names(self) -> list[str]:
-        """All tensors."""
-        return list(self._tensors)
-
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape.
 
@@ -70,19 +67,7 @@ class Variables:
         """
         if name not in self._tensors:
             raise ArtifactError(f"{self.where}: missing: {name}")
-        return tuple(self._tensors[name].shape)
-
-    def dtype(self, name: str) -> torch.dtype:
-        """A tensor's type."""
-        return self._tensors[name].dtype
-
-    def view(self, name: str) -> Tensor:
-        """The tensor."""
-        return self._tensors[name]
-
-    def read(self, name: str, into: Tensor | None = None) -> Tensor:
-        """The tensor, or a copy in a given one."""
-        return self._tensors[name] if into is None else into.copy_(self._tensors[name])
+        return super().shape(name)
 
     def same(self, a: str, b: str) -> bool:
         """Whether two names stand for one tensor."""
@@ -135,11 +120,12 @@ def read(path: Path) -> Variables:
         take("I")  # the revision of the class
         found = {text(): tensor(version) for _ in range(take("I"))}
         aliases = {} if version == 2 else {text(): text() for _ in range(take("I"))}
-    except (struct.error, LookupError, UnicodeDecodeError, RuntimeError) as error:
+        variables = Variables(path, kind, found, aliases)
+    except (struct.error, LookupError, ValueError, RuntimeError, TypeError) as error:
         raise ArtifactError(f"{path}: truncated, or not a CTranslate2 binary: {error}") from None
     if place != len(raw):
         raise ArtifactError(f"{path}: {len(raw) - place} bytes are left after the last variable")
-    return Variables(path, kind, found, aliases)
+    return variables
 
 
 def _dequantised(found: dict[str, Tensor]) -> dict[str, Tensor]:

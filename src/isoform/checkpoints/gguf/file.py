@@ -51,7 +51,7 @@ class File:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             self._fields, self._tensors = _Header(self._map, self._library).read()
-        except (struct.error, ValueError, KeyError, OverflowError) as error:
+        except (struct.error, ValueError, KeyError, ArithmeticError, MemoryError) as error:
             raise ArtifactError(f"{path}: truncated, or not a GGUF file: {error}") from None
         for name, entry in self._tensors.items():
             if entry.start + entry.size > len(self._map):

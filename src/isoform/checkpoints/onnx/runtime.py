@@ -92,7 +92,8 @@ def check(runtime: Any, bundle: Bundle, folder: Path) -> EngineCheck:
             worst = max(worst, (ours - theirs).abs().max().item() / max(1.0, ours.abs().max().item()))
             count += ours.numel()
         if not worst <= TOLERANCE["float32"]:
-            raise CheckError(f"check: onnxruntime's scores differ by {worst:.2g} (accepted: 1e-03)")
+            accepted = f"accepted: {TOLERANCE['float32']:.0e}"
+            raise CheckError(f"check: onnxruntime's scores differ by {worst:.2g} ({accepted})")
         chosen = 0
         if config.decoder is not None and isinstance(config.head, TokenHead):
             chosen = _continued(model, session, tokens, source)
