@@ -79,7 +79,10 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
     limits = (
         f"Measured limits: {machine.flops / 1e9:.0f} GFLOP/s in float32, {machine.bandwidth / 1e9:.1f} GB/s."
     )
-    page.write(folder, environment.line(), limits, found)
+    command = " ".join(
+        ["python -m benchmarks", *(["--quick"] if quick else []), *(f"--only {n}" for n in only or [])]
+    )
+    page.write(folder, command, environment.line(), limits, found)
     print(f"wrote {folder / 'results.md'}")
     return 0
 

@@ -9,11 +9,11 @@ from benchmarks.timing import Row, Section
 from isoform.config.files import write_bytes, write_text
 
 
-def write(folder: Path, environment: str, machine: str, sections: list[Section]) -> None:
+def write(folder: Path, command: str, environment: str, machine: str, sections: list[Section]) -> None:
     """``results.md`` and ``results.png``."""
     parts = [
         "# Benchmarks",
-        "Written by `python -m benchmarks`. Implementations of a case run in turns in the same minutes and "
+        f"Written by `{command}`. Implementations of a case run in turns in the same minutes and "
         "under the same settings (`benchmarks/environment.py`); figures are medians. ×: how many times as "
         "fast as the first row of the case.",
         environment,
