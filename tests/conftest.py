@@ -1,0 +1,8 @@
+"""One thread for each of several test processes, and for what they start: together they have the cores once."""
+
+from __future__ import annotations
+
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported
