@@ -1,4 +1,4 @@
-"""One thread for each of several test processes, and for what they start: together they have the cores once."""
+"""One thread for each of several test processes and what they start: they share the cores."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from isoform.errors import ConfigError, SupervisionError
-from isoform.training import Constant, DivergenceError, fit, mean_nll
+from isoform.training import Constant, DivergenceError, fit, loop, mean_nll
 from isoform.training.checkpoint import Store
 from isoform.training.log import read_log
 from isoform.training.optimizer import adamw
@@ -128,20 +128,25 @@ def test_patience(tmp_path: Path) -> None:
     assert again.stop == "patience" and again.state.step == 6
 
 
-def test_time_adds_up_over_interruptions(tmp_path: Path) -> None:
-    result, _ = run(tmp_path, steps=None, max_seconds=0.5)
-    assert result.stop == "max_seconds" and result.state.seconds >= 0.5
-    again, _ = run(tmp_path, steps=None, max_seconds=0.5)
-    assert again.state.step == result.state.step
+def test_a_run_that_time_has_ended_ends_at_once_when_it_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the last update was saved before the time was up."""
+    changes: dict[str, Any] = {"steps": None, "max_seconds": 0.5, "checkpoint_every": 1, "log_every": 1}
+    saved = Store(tmp_path / "checkpoints").steps
+    monkeypatch.setattr(loop._Loop, "_seconds", lambda self: 0.6 if 3 in saved() else 0.4)
+    result, _ = run(tmp_path, **changes)
+    assert result.stop == "max_seconds" and result.state.step == 3 and result.state.seconds >= 0.5
+    monkeypatch.setattr(loop._Loop, "_seconds", lambda self: self._before + 0.1 * (self.state.step - 3))
+    again, _ = run(tmp_path, **changes)
+    assert again.state.step == 3
 
 
 def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     _, first = run(tmp_path / "a")
     torch.rand(7)
     _, second = run(tmp_path / "b")
-    _, other = run(
-        tmp_path / "c", **{"seed": 3} | {"training_seed": 1} if False else {"label_smoothing": 0.2}
-    )
+    _, other = run(tmp_path / "c", label_smoothing=0.2)
     assert same(first, second) and not same(first, other)
 
 

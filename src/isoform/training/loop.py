@@ -227,17 +227,24 @@ class _Loop:
                 if save or best:
                     self._save()
         self._check()
-        self._close(finished=stop != "signal")
+        self._close(stop)
         return stop
 
-    def _close(self, *, finished: bool) -> None:
+    def _close(self, stop: Stop) -> None:
         """Leave a checkpoint of the last update; of a finished run also the last line and validation."""
         unseen = self.validation is not None and self.state.validated_step != self.state.step
-        if finished and (unseen or self.window.updates):
+        if stop != "signal" and (unseen or self.window.updates):
             self._close_window(validate=unseen)
             self._save()
-        elif self.group.from_first(lambda: self.state.step not in self.store.steps()):
+        elif self.group.from_first(lambda: self._unsaved(stop)):
             self._save()
+
+    def _unsaved(self, stop: Stop) -> bool:
+        """Whether the last checkpoint lacks the last update, or the time that ended the run: begun again, the
+        run has to end at once."""
+        limit = self.settings.max_seconds
+        short = stop == "max_seconds" and limit is not None and self.state.seconds < limit
+        return short or self.state.step not in self.store.steps()
 
     def _check(self) -> None:
         self.guard.check(self.parallel.learner, self._context, self.group)
