@@ -132,7 +132,8 @@ def test_a_run_that_time_has_ended_ends_at_once_when_it_is_begun_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the last update was saved before the time was up."""
-    changes: dict[str, Any] = {"steps": None, "max_seconds": 0.5, "checkpoint_every": 1, "log_every": 1}
+    changes: dict[str, Any] = {"steps": None, "max_seconds": 0.5}
+    changes |= {"checkpoint_every": 1, "log_every": 1, "validate_every": 1}
     saved = Store(tmp_path / "checkpoints").steps
     monkeypatch.setattr(loop._Loop, "_seconds", lambda self: 0.6 if 3 in saved() else 0.4)
     result, _ = run(tmp_path, **changes)
