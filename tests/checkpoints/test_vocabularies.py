@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from isoform.checkpoints import languages
 from isoform.checkpoints.folder_vocabularies import find
 from isoform.errors import ArtifactError
 
 transformers = pytest.importorskip("transformers")
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "tokenizers"
+FAIRSEQ = "sentencepiece.bpe.model"
 TEXTS = [
     "Hello, world! 123", "  two  spaces ", "it's  a\ttab\nand a line", "naïve café — œuvre", "Привет, мир!",
     "你好，世界。日本語テキスト", "مرحبا بالعالم", "हिन्दी पाठ", "emoji 👩‍👩‍👧 🎉",
     "a", "ALL CAPS and CamelCase", "1,000.50 €",
-    "end of text", "ﬁne ligature ½", "\u200bzero width",
+    "end of text", "ﬁne ligature ½", "\u200bzero width", "``quoted'' 9,9 in 2024, İstanbul",
+    "a</s>b <unk> c<pad>", "",
 ]  # fmt: skip
 CORPUS = [text * 3 for text in TEXTS] + ["the quick brown fox jumps over the lazy dog"] * 5
 
@@ -26,6 +29,7 @@ CORPUS = [text * 3 for text in TEXTS] + ["the quick brown fox jumps over the laz
 def train_pieces(folder: Path, name: str, **settings: Any) -> Path:
     import sentencepiece
 
+    folder.mkdir(exist_ok=True)
     (folder / "corpus.txt").write_text("\n".join(t.replace("\n", " ") for t in CORPUS), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.Train(
         input=str(folder / "corpus.txt"), model_prefix=str(folder / "made"), vocab_size=420,
@@ -109,12 +113,106 @@ def test_llama_model(tmp_path: Path) -> None:
     assert ours.template.prefix == (1,)
 
 
-def test_xlm_roberta_model(tmp_path: Path) -> None:
+def test_llama_tokens_beyond_the_model(tmp_path: Path) -> None:
+    """Chat tokens, which only ``added_tokens.json`` or the settings number."""
+    folder = train_pieces(tmp_path, "tokenizer.model", model_type="bpe", byte_fallback=True)
+    theirs = transformers.LlamaTokenizer(str(folder / "tokenizer.model"), legacy=True)
+    theirs.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    theirs.save_pretrained(folder)
+    ours = same(folder, "llama", theirs)
+    text = "<|im_start|>Hello</s>world<|im_end|>"
+    assert ours.encode_with_template(text) == theirs(text)["input_ids"]
+    assert ours.special.extra["<|im_end|>"] == len(theirs.sp_model) + 1
+
+
+# Pieces by the family that trained them, and the model's own special pieces.
+T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+ALBERT_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": "[CLS],[SEP],[MASK]"}
+PIECES: dict[str, tuple[str, str, str, dict[str, Any], dict[str, Any]]] = {
+    "t5": ("t5", "T5Tokenizer", "spiece.model", T5_IDS, {"legacy": True, "extra_ids": 7}),
+    "mt5": ("mt5", "T5Tokenizer", "spiece.model", T5_IDS, {"legacy": True, "extra_ids": 0}),
+    "pegasus": ("pegasus", "PegasusTokenizer", "spiece.model", T5_IDS, {}),
+    "pegasus-offset": ("pegasus", "PegasusTokenizer", "spiece.model", T5_IDS, {"offset": 9}),
+    "albert": ("albert", "AlbertTokenizer", "spiece.model", ALBERT_IDS, {}),
+    "albert-cased": (
+        "albert", "AlbertTokenizer", "spiece.model", ALBERT_IDS,
+        {"do_lower_case": False, "keep_accents": True, "remove_space": False},
+    ),
+    "xlm-roberta": ("xlm-roberta", "XLMRobertaTokenizer", "sentencepiece.bpe.model", {}, {}),
+    "mbart": ("mbart", "MBartTokenizer", "sentencepiece.bpe.model", {}, {}),
+    "mbart-german": ("mbart", "MBartTokenizer", "sentencepiece.bpe.model", {}, {"src_lang": "de_DE"}),
+    "mbart-50": ("mbart", "MBart50Tokenizer", "sentencepiece.bpe.model", {}, {"src_lang": "gl_ES"}),
+    "nllb": ("m2m_100", "NllbTokenizer", "sentencepiece.bpe.model", {}, {"src_lang": "swh_Latn"}),
+    "nllb-first": (
+        "m2m_100", "NllbTokenizer", "sentencepiece.bpe.model", {},
+        {"src_lang": "swh_Latn", "legacy_behaviour": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PIECES)
+def test_piece_models(case: str, tmp_path: Path) -> None:
+    """A model alone, and with the settings that the library's own class writes beside it."""
+    family, cls, file, own, settings = PIECES[case]
+    folder = train_pieces(tmp_path / "plain", file, model_type="unigram", **own)
+    theirs = getattr(transformers, cls)(str(folder / file), **settings)
+    theirs.save_pretrained(tmp_path / "saved")
+    ours = same(tmp_path / "saved", family, theirs)
+    for part in ("pad", "bos", "eos", "unk"):
+        number = getattr(ours.special, part)
+        assert getattr(theirs, f"{part}_token_id") in (number, None), part
+    for name, number in ours.special.extra.items():
+        assert theirs.convert_tokens_to_ids(name) == number, name
+        assert ours.encode(f"a {name} b") == theirs(f"a {name} b", add_special_tokens=False)["input_ids"]
+    assert ours.vocab_size == len(theirs)
+    if not settings and family != "m2m_100":
+        assert same(folder, family, theirs).digest == ours.digest
+
+
+def test_languages_of_nllb_where_no_file_numbers_them(tmp_path: Path) -> None:
+    """In fairseq's order, the mask last, as in the published tables (256,001 to 256,203)."""
     folder = train_pieces(tmp_path, "sentencepiece.bpe.model", model_type="unigram")
-    ours = same(
-        folder, "xlm-roberta", transformers.XLMRobertaTokenizer(str(folder / "sentencepiece.bpe.model"))
+    found = find(folder, "m2m_100", {})
+    assert found is not None
+    extra, size = found.source.special.extra, len(transformers.NllbTokenizer(str(folder / FAIRSEQ)).sp_model)
+    assert (extra["ace_Arab"], extra["zul_Latn"], extra["<mask>"]) == (size + 1, size + 202, size + 203)
+    assert found.source.template.prefix == (extra["eng_Latn"],)
+
+
+@pytest.mark.parametrize("codes", ["m2m100", "wmt21"])
+def test_m2m100(codes: str, tmp_path: Path) -> None:
+    import sentencepiece
+
+    folder = train_pieces(tmp_path, FAIRSEQ, model_type="unigram")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / FAIRSEQ))
+    pieces = [model.id_to_piece(i) for i in range(3, model.get_piece_size())]
+    kept = ["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces[:-20])]
+    (folder / "vocab.json").write_text(json.dumps({n: i for i, n in enumerate(kept)}), encoding="utf-8")
+    language = "sw" if codes == "m2m100" else "ha"
+    settings = {"src_lang": language, "language_codes": codes}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    listed = [f"__{code}__" for code in (languages.M2M100 if codes == "m2m100" else languages.WMT21)]
+    theirs = transformers.M2M100Tokenizer(
+        str(folder / "vocab.json"), str(folder / FAIRSEQ), additional_special_tokens=listed, **settings
     )
-    assert ours.special.pad == 1
+    ours = same(folder, "m2m_100", theirs)
+    assert ours.template.prefix == (theirs.get_lang_id(language),)
+    for code, number in theirs.lang_token_to_id.items():
+        assert ours.special.extra[code] == number
+    assert ours.encode("a __de__ b") == theirs("a __de__ b", add_special_tokens=False)["input_ids"]
+    (folder / "tokenizer_config.json").write_text('{"src_lang": "xx"}', encoding="utf-8")
+    with pytest.raises(ArtifactError, match="no token __xx__ for the source language"):
+        find(folder, "m2m_100", {})
+
+
+def test_models_without_their_special_pieces(tmp_path: Path) -> None:
+    folder = train_pieces(tmp_path, "spiece.model", model_type="unigram")
+    for family, message in (
+        ("t5", r"spiece\.model: no piece <pad>"), ("albert", r"spiece\.model: no piece <pad>"),
+        ("pegasus", "its first pieces are not <pad>, </s> and <unk>"),
+    ):  # fmt: skip
+        with pytest.raises(ArtifactError, match=message):
+            find(folder, family, {})
 
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")

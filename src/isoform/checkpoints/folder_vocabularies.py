@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isoform.checkpoints.vocabularies import characters, read_json
+from isoform.checkpoints.piece_vocabularies import read_marian, read_pieces
+from isoform.checkpoints.special_names import PARTS, Names
+from isoform.checkpoints.vocabularies import characters
 from isoform.data.specials import SpecialIds
 from isoform.data.tokenizer import Template, Tokenizer
 from isoform.errors import ArtifactError, IsoformError
@@ -16,7 +17,6 @@ from isoform.errors import ArtifactError, IsoformError
 if TYPE_CHECKING:
     import tokenizers
 
-PARTS = ("pad", "bos", "eos", "unk")
 # Only these mean a WordPiece vocabulary by ``vocab.txt``; elsewhere it is cut by rules that no file says.
 WORD_PIECES = ("bert", "distilbert", "electra")
 
@@ -27,36 +27,6 @@ class Found:
 
     target: Tokenizer
     source: Tokenizer
-
-
-class Names:
-    """The special tokens by name, as a folder's files give them."""
-
-    def __init__(self, folder: Path, table: Mapping[str, Any]) -> None:
-        self.settings = read_json(folder / "tokenizer_config.json")
-        special = read_json(folder / "special_tokens_map.json")
-        self.table = table
-        self._given = {**self.settings, **special}
-        self.extra = [_content(t) for t in self._given.get("additional_special_tokens") or []]
-
-    def name(self, part: str) -> str | None:
-        """The token that plays a part."""
-        given = self._given.get(f"{part}_token")
-        return None if given is None else _content(given)
-
-    def special(self, look_up: Callable[[str], int | None], defaults: Mapping[str, str]) -> SpecialIds:
-        """The ids of the parts that exist. A pad that is also another part is none."""
-        ids: dict[str, Any] = {}
-        for part in PARTS:
-            name = self.name(part) or defaults.get(part)
-            number = None if name is None else look_up(name)
-            if number is None and isinstance(self.table.get(f"{part}_token_id"), int) and name is None:
-                number = self.table[f"{part}_token_id"]
-            if number is not None:
-                ids[part] = number
-        if ids.get("pad") in (ids.get("eos"), ids.get("bos"), ids.get("unk")):
-            ids.pop("pad", None)
-        return SpecialIds(**ids)
 
 
 def find(folder: Path, model_type: str, table: Mapping[str, Any]) -> Found | None:
@@ -73,7 +43,7 @@ def find(folder: Path, model_type: str, table: Mapping[str, Any]) -> Found | Non
     names = Names(folder, table)
     try:
         if (folder / "source.spm").is_file() and (folder / "target.spm").is_file():
-            return _marian(folder)
+            return Found(*read_marian(folder))
         one = _single(folder, model_type, names)
     except IsoformError as error:
         raise ArtifactError(str(error)) from None
@@ -91,10 +61,7 @@ def _single(folder: Path, model_type: str, names: Names) -> Tokenizer | None:
         return _byte_level(folder, model_type, names)
     if (folder / "vocab.txt").is_file() and model_type in WORD_PIECES:
         return _word_pieces(folder / "vocab.txt", names)
-    for name in ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model"):
-        if (folder / name).is_file() and model_type in _PIECES:
-            return _PIECES[model_type](folder / name, names)
-    return None
+    return read_pieces(folder, model_type, names)
 
 
 def _fast(path: Path, names: Names) -> Tokenizer:
@@ -180,105 +147,6 @@ def _word_pieces(path: Path, names: Names) -> Tokenizer:
     return Tokenizer.from_huggingface(inner, special, template, specials_in_text="tokens")
 
 
-def _pieces(path: Path) -> list[str]:
-    import sentencepiece
-
-    model = sentencepiece.SentencePieceProcessor()
-    try:
-        model.Load(str(path))
-    except Exception as error:  # the library raises plain exceptions
-        raise ArtifactError(f"{path}: not a SentencePiece model: {' '.join(str(error).split())}") from None
-    return [model.id_to_piece(i) for i in range(model.get_piece_size())]
-
-
-def _t5(path: Path, names: Names) -> Tokenizer:
-    """Sentinels ``<extra_id_99>`` to ``<extra_id_0>`` follow the pieces; texts end in EOS."""
-    size = len(_pieces(path))
-    n = int(names.settings.get("extra_ids", 100))
-    added = {f"<extra_id_{i}>": size + n - 1 - i for i in range(n)}
-    special = SpecialIds(pad=0, eos=1, unk=2)
-    return Tokenizer.from_sentencepiece(
-        path.read_bytes(), special, Template(suffix=(1,)), added=added, pieces=None, where=str(path)
-    )
-
-
-def _llama(path: Path, names: Names) -> Tokenizer:
-    """Prompts begin with BOS unless the settings say otherwise."""
-    pieces = _pieces(path)
-    places = {piece: i for i, piece in enumerate(pieces)}
-    special = names.special(places.get, {"bos": "<s>", "eos": "</s>", "unk": "<unk>"})
-    if special.bos is None and "<bos>" in places:
-        special = SpecialIds(
-            pad=places.get("<pad>"), bos=places["<bos>"], eos=places.get("<eos>"), unk=places.get("<unk>")
-        )
-    prefix = (special.bos,) if names.settings.get("add_bos_token", True) and special.bos is not None else ()
-    return Tokenizer.from_sentencepiece(
-        path.read_bytes(), special, Template(prefix=prefix), added={}, pieces=None, where=str(path)
-    )
-
-
-def _fairseq(path: Path, names: Names) -> Tokenizer:
-    """XLM-RoBERTa: fairseq's four special ids, then the model's pieces from its third on, one further."""
-    pieces = _pieces(path)
-    ids = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
-    ids |= {piece: i + 1 for i, piece in enumerate(pieces) if i >= 3}
-    added = {"<mask>": len(pieces) + 1}
-    special = SpecialIds(pad=1, bos=0, eos=2, unk=3, extra=added)
-    return Tokenizer.from_sentencepiece(
-        path.read_bytes(), special, Template((0,), (2,)), added=added, pieces=ids, where=str(path)
-    )
-
-
-def _m2m100(path: Path, names: Names) -> Tokenizer:
-    """Ids from ``vocab.json``; language codes follow it. The source language has to be put before a text."""
-    vocab: dict[str, int] = read_json(path.parent / "vocab.json")
-    if not vocab:
-        raise ArtifactError(f"{path.parent}: no vocab.json beside {path.name}")
-    languages = {name: len(vocab) + i for i, name in enumerate(names.extra)}
-    special = SpecialIds(
-        pad=vocab["<pad>"], bos=vocab["<s>"], eos=vocab["</s>"], unk=vocab["<unk>"], extra=languages
-    )
-    return Tokenizer.from_sentencepiece(
-        path.read_bytes(), special, Template(suffix=(vocab["</s>"],)), added=languages, pieces=vocab,
-        where=str(path),
-    )  # fmt: skip
-
-
-_PIECES: dict[str, Callable[[Path, Names], Tokenizer]] = {
-    "t5": _t5,
-    "mt5": _t5,
-    "llama": _llama,
-    "mistral": _llama,
-    "mixtral": _llama,
-    "gemma": _llama,
-    "gemma2": _llama,
-    "gemma3_text": _llama,
-    "xlm-roberta": _fairseq,
-    "m2m_100": _m2m100,
-}
-
-
-def _marian(folder: Path) -> Found:
-    """A model for each side, one table of ids, or one for each; targets are named by ``>>code<<``."""
-
-    def one(model: Path, vocab_path: Path) -> Tokenizer:
-        vocab: dict[str, int] = read_json(vocab_path)
-        if not vocab:
-            raise ArtifactError(f"{folder}: no {vocab_path.name} beside {model.name}")
-        codes = {name: i for name, i in vocab.items() if re.fullmatch(">>.+<<", name)}
-        pieces = {name: i for name, i in vocab.items() if name not in codes}
-        special = SpecialIds(pad=vocab["<pad>"], eos=vocab["</s>"], unk=vocab["<unk>"], extra=codes)
-        return Tokenizer.from_sentencepiece(
-            model.read_bytes(), special, Template(suffix=(vocab["</s>"],)), added=codes, pieces=pieces,
-            where=str(model),
-        )  # fmt: skip
-
-    own = folder / "target_vocab.json"
-    source = one(folder / "source.spm", folder / "vocab.json")
-    target = one(folder / "target.spm", own if own.is_file() else folder / "vocab.json")
-    return Found(target, source)
-
-
 def _alphabets(table: Mapping[str, Any]) -> Found:
     """Spelling to sound: the alphabets are in the configuration, their first four places are special."""
     ids: dict[str, Any] = {part: int(table[f"{part}_token_id"]) for part in ("pad", "bos", "eos")}
@@ -290,7 +158,3 @@ def _alphabets(table: Mapping[str, Any]) -> Found:
         return characters(table[key], special, names).with_template(template)
 
     return Found(one("phoneme_chars"), one("grapheme_chars"))
-
-
-def _content(token: Any) -> str:
-    return str(token["content"]) if isinstance(token, dict) else str(token)

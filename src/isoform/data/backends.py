@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from isoform.data.albert_text import AlbertText
 from isoform.errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -166,6 +168,7 @@ class SentencePiece:
         pieces: ids by piece where a family numbers the pieces differently from the model; pieces it
             does not list become ``unk``. None: the model's own ids.
         unk: the id of the unknown token in ``pieces``; only read with it.
+        albert: ALBERT's rules around the model, as a table of the fields of `AlbertText`; None elsewhere.
     """
 
     suffix = ".model"
@@ -177,6 +180,7 @@ class SentencePiece:
         pieces: Mapping[str, int] | None,
         unk: int | None,
         where: str,
+        albert: Mapping[str, bool] | None = None,
     ) -> None:
         """
         Raises:
@@ -193,6 +197,7 @@ class SentencePiece:
             ) from None
         self._model, self._added, self._unk = model, dict(added), unk
         self._pieces = None if pieces is None else dict(pieces)
+        self._albert = None if albert is None else AlbertText(**albert)
         size = self.inner.get_piece_size()
         own = {self.inner.id_to_piece(i): i for i in range(size)} if pieces is None else self._pieces or {}
         taken = {number: piece for piece, number in own.items()}
@@ -245,7 +250,9 @@ class SentencePiece:
         return self._model
 
     def settings(self) -> dict[str, Any]:
-        return {"added": self._added, "pieces": self._pieces, "unk": self._unk}
+        settings = {"added": self._added, "pieces": self._pieces, "unk": self._unk}
+        # Left out where there are none, so that digests of earlier artifacts stay what they are.
+        return settings if self._albert is None else {**settings, "albert": dataclasses.asdict(self._albert)}
 
     def canonical(self) -> bytes:
         return self._model + json.dumps(self.settings(), sort_keys=True, ensure_ascii=False).encode("utf-8")
@@ -257,6 +264,14 @@ class SentencePiece:
         return False
 
     def _plain(self, texts: list[str]) -> list[list[int]]:
+        if self._albert is not None:
+            assert self._pieces is None
+
+            def pieces_of(text: str) -> list[str]:
+                return self.inner.encode(text, out_type=str)
+
+            rows = [self._albert.cut(text, pieces_of) for text in texts]
+            return [[self.inner.piece_to_id(piece) for piece in row] for row in rows]
         if self._pieces is None:
             return self.inner.encode(texts, out_type=int)
         pieces, unknown = self._pieces, -1 if self._unk is None else self._unk

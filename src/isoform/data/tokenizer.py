@@ -122,9 +122,10 @@ class Tokenizer:
         added: Mapping[str, int],
         pieces: Mapping[str, int] | None,
         where: str,
+        albert: Mapping[str, bool] | None = None,
     ) -> Tokenizer:
-        """Wrap a SentencePiece model; see `SentencePiece` for ``added`` and ``pieces``."""
-        return cls(SentencePiece(model, added, pieces, special.unk, where), special, template)
+        """Wrap a SentencePiece model; see `SentencePiece` for ``added``, ``pieces`` and ``albert``."""
+        return cls(SentencePiece(model, added, pieces, special.unk, where, albert), special, template)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing is added."""
