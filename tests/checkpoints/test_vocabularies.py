@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from isoform.checkpoints import languages
 from isoform.checkpoints.folder_vocabularies import find
@@ -215,29 +217,129 @@ def test_models_without_their_special_pieces(tmp_path: Path) -> None:
             find(folder, family, {})
 
 
-@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
-def test_marian_models(tmp_path: Path) -> None:
+def marian_files(folder: Path, numbered: bool = False) -> Any:
+    """A model for both sides; one table of ids, or one for each."""
     import sentencepiece
 
-    train_pieces(tmp_path, "source.spm", model_type="unigram")
-    shutil.copy(tmp_path / "source.spm", tmp_path / "target.spm")
-    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
+    train_pieces(folder, "source.spm", model_type="unigram")
+    shutil.copy(folder / "source.spm", folder / "target.spm")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
     pieces = [model.id_to_piece(i) for i in range(3, model.get_piece_size())]
     vocab = {name: i for i, name in enumerate(["</s>", "<unk>", ">>de<<", *reversed(pieces), "<pad>"])}
-    (tmp_path / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
-    theirs = transformers.MarianTokenizer(
-        str(tmp_path / "source.spm"), str(tmp_path / "target.spm"), str(tmp_path / "vocab.json")
-    )
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    settings: dict[str, Any] = {}
+    if numbered:
+        target = {name: i for i, name in enumerate(["</s>", "<unk>", *pieces, ">>de<<", "<pad>"])}
+        (folder / "target_vocab.json").write_text(json.dumps(target), encoding="utf-8")
+        settings = {"separate_vocabs": True, "target_vocab_file": str(folder / "target_vocab.json")}
+    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
+    theirs = transformers.MarianTokenizer(*files, **settings)
     theirs.normalizer = None
     theirs.punc_normalizer = lambda text: text
+    return theirs
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("numbered", [False, True])
+def test_marian_models(numbered: bool, tmp_path: Path) -> None:
+    theirs = marian_files(tmp_path, numbered)
     ours = same(tmp_path, "marian", theirs)
-    text = ">>de<< Hello"
-    assert ours.encode_with_template(text)[0] == vocab[">>de<<"]
+    assert ours.encode_with_template(">>de<< Hello")[0] == theirs.encoder[">>de<<"]
     assert ours.special.eos == 0
     found = find(tmp_path, "marian", {})
     assert found is not None
-    ids = theirs(text_target="Hello, world!")["input_ids"]
-    assert found.target.encode_with_template("Hello, world!") == ids
+    for text in ("Hello, world!", "naïve café", "你好"):
+        assert found.target.encode_with_template(text) == theirs(text_target=text)["input_ids"]
+
+
+def m2m100_files(folder: Path) -> Any:
+    """Ids from ``vocab.json``, in another order than the model's."""
+    import sentencepiece
+
+    train_pieces(folder, FAIRSEQ, model_type="unigram")
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / FAIRSEQ))
+    pieces = [model.id_to_piece(i) for i in range(3, model.get_piece_size())]
+    kept = ["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces[:-20])]
+    (folder / "vocab.json").write_text(json.dumps({n: i for i, n in enumerate(kept)}), encoding="utf-8")
+    listed = [f"__{code}__" for code in languages.M2M100]
+    return transformers.M2M100Tokenizer(
+        str(folder / "vocab.json"), str(folder / FAIRSEQ), additional_special_tokens=listed
+    )
+
+
+TINY = {
+    "d_model": 12, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": 90,
+    "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "bos_token_id": 0,
+}  # fmt: skip
+NETWORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "t5": ("T5", "ForConditionalGeneration", {
+        "d_model": 12, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}),
+    "pegasus": ("Pegasus", "ForConditionalGeneration", {
+        **TINY, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}),
+    "albert": ("Albert", "ForMaskedLM", {
+        "embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 8, "bos_token_id": 2, "eos_token_id": 3}),
+    "mbart": ("MBart", "ForConditionalGeneration", TINY),
+    "mbart-50": ("MBart", "ForConditionalGeneration", TINY),
+    "nllb": ("M2M100", "ForConditionalGeneration", TINY),
+    "m2m100": ("M2M100", "ForConditionalGeneration", TINY),
+    "marian": ("Marian", "MTModel", {**TINY, "eos_token_id": 0, "forced_eos_token_id": None}),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("case", NETWORKS)
+def test_a_checkpoint_with_its_tokenizer_there_and_back(case: str, tmp_path: Path) -> None:
+    """Text in, text out as the library's; written again, its own class reads the same ids."""
+    from isoform.checkpoints import export, load
+
+    if case == "marian":
+        theirs = marian_files(tmp_path / "files")
+    elif case == "m2m100":
+        theirs = m2m100_files(tmp_path / "files")
+    else:
+        _, cls, file, own, settings = PIECES[case]
+        folder = train_pieces(tmp_path / "files", file, model_type="unigram", **own)
+        theirs = getattr(transformers, cls)(str(folder / file), **settings)
+    name, kind, settings = NETWORKS[case]
+    config = getattr(transformers, f"{name}Config")(vocab_size=len(theirs) + 2, **settings)
+    if case == "marian":
+        config.pad_token_id = config.decoder_start_token_id = theirs.pad_token_id
+    extra = {"mbart": "ro_RO", "mbart-50": "ro_RO", "nllb": "fra_Latn", "m2m100": "__fr__"}
+    torch.manual_seed(0)
+    hf = getattr(transformers, name + kind)(config).double().eval()
+    if case in extra:
+        hf.generation_config.forced_bos_token_id = theirs.convert_tokens_to_ids(extra[case])
+    for part in (hf, theirs):
+        part.save_pretrained(tmp_path / "in")
+    bundle = load(tmp_path / "in")
+    if case != "albert":
+        texts = ["Hello, world!", "你好 naïve"]
+        batch = theirs(texts, return_tensors="pt", padding=True)
+        ids = hf.generate(**batch, max_new_tokens=6, do_sample=False, num_beams=1, forced_eos_token_id=None)
+        rows = [[i for i in row if i not in bundle.protocol.eos_ids] for row in ids[:, 1:].tolist()]
+        assert bundle.tokenizer is not None
+        expected = [bundle.tokenizer.decode(row) for row in rows]
+        assert bundle.generate(texts, max_new_tokens=6) == expected
+    export(bundle, tmp_path / "out")
+    back = load(tmp_path / "out")
+    assert back.protocol == bundle.protocol
+    again = type(theirs).from_pretrained(tmp_path / "out")
+    for text in TEXTS:
+        assert again(text)["input_ids"] == theirs(text)["input_ids"], text
+    for a, b in ((back.tokenizer, bundle.tokenizer), (back.source_tokenizer, bundle.source_tokenizer)):
+        assert (None if a is None else a.digest) == (None if b is None else b.digest)
+    if case in extra:
+        code = {"mbart": "cs_CZ", "mbart-50": "cs_CZ", "nllb": "ces_Latn", "m2m100": "__cs__"}[case]
+        number = theirs.convert_tokens_to_ids(code)
+        theirs.src_lang = code.strip("_")
+        protocol = bundle.protocol.replace(
+            source_prefix=tuple(theirs.prefix_tokens), source_suffix=tuple(theirs.suffix_tokens)
+        )
+        assert number in (*protocol.source_prefix, *protocol.source_suffix)
+        export(dataclasses.replace(bundle, protocol=protocol), tmp_path / "czech")
+        assert load(tmp_path / "czech").protocol == protocol
 
 
 def test_tokenizer_json_with_its_template(tmp_path: Path) -> None:

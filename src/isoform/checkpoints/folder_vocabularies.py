@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isoform.checkpoints.piece_vocabularies import read_marian, read_pieces
+from isoform.checkpoints.piece_vocabularies import came_in, read_marian, read_pieces
 from isoform.checkpoints.special_names import PARTS, Names
 from isoform.checkpoints.vocabularies import characters
 from isoform.data.specials import SpecialIds
@@ -27,6 +27,8 @@ class Found:
 
     target: Tokenizer
     source: Tokenizer
+    came: Mapping[str, Any] | None = None
+    """Of SentencePiece models: the files and settings that they came in, to be written again."""
 
 
 def find(folder: Path, model_type: str, table: Mapping[str, Any]) -> Found | None:
@@ -43,12 +45,13 @@ def find(folder: Path, model_type: str, table: Mapping[str, Any]) -> Found | Non
     names = Names(folder, table)
     try:
         if (folder / "source.spm").is_file() and (folder / "target.spm").is_file():
-            return Found(*read_marian(folder))
+            target, source = read_marian(folder)
+            return Found(target, source, came_in(folder, names, target))
         one = _single(folder, model_type, names)
     except IsoformError as error:
         raise ArtifactError(str(error)) from None
     if one is not None:
-        return Found(one, one)
+        return Found(one, one, came_in(folder, names, one) if one.backend.suffix == ".model" else None)
     if "grapheme_chars" in table and "phoneme_chars" in table:
         return _alphabets(table)
     return None

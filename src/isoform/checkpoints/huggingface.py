@@ -126,6 +126,8 @@ def load(
         _refuse_foreign(found, config, folder)
         protocol = _with_template(protocol, found.source.template, config)
     provenance = {"format": "hf", "family": family.model_type, "folder": folder.name, "config": table}
+    if found is not None and found.came is not None:
+        provenance["tokenizer"] = found.came
     source = None if found is None or config.source is None else found.source
     return Bundle(model.eval(), config, None if found is None else found.target, source, protocol, provenance)
 
@@ -187,7 +189,7 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
             generation = write_protocol(bundle.protocol, encoder_decoder=both)
             write_text(new / GENERATION, json.dumps(generation, indent=2, sort_keys=True) + "\n")
         if not full.keys() >= _ALPHABETS:
-            write_tokenizer(bundle, new)
+            write_tokenizer(bundle, new, chosen.model_type)
         Checked(_checked(bundle, new)).write(new)
     return folder
 

@@ -20,6 +20,7 @@ from isoform.errors import ArtifactError
 # fairseq's own four, before the pieces.
 _FAIRSEQ = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+_MARIAN = ("source.spm", "target.spm", "target_vocab.json")
 
 
 def read_pieces(folder: Path, model_type: str, names: Names) -> Tokenizer | None:
@@ -43,15 +44,26 @@ def read_marian(folder: Path) -> tuple[Tokenizer, Tokenizer]:
     def one(model: Path, vocab_path: Path) -> Tokenizer:
         vocab = _beside(model, vocab_path.name)
         codes = {name: i for name, i in vocab.items() if re.fullmatch(">>.+<<", name)}
-        pieces = {name: i for name, i in vocab.items() if name not in codes}
         ids = {"pad": vocab["<pad>"], "eos": vocab["</s>"], "unk": vocab["<unk>"]}
         added = {**codes, **{name: vocab[name] for name in ("<pad>", "</s>", "<unk>")}}
-        return _made(model, ids, codes, Template(suffix=(vocab["</s>"],)), added, pieces)
+        return _made(model, ids, codes, Template(suffix=(vocab["</s>"],)), added, vocab)
 
     own = folder / "target_vocab.json"
     source = one(folder / "source.spm", folder / "vocab.json")
     target = one(folder / "target.spm", own if own.is_file() else folder / "vocab.json")
     return target, source
+
+
+def came_in(folder: Path, names: Names, target: Tokenizer) -> dict[str, Any]:
+    """What has to be written again for a folder that is read as this one was; plain values."""
+    models = (*_MARIAN, *FILES)
+    files = [name for name in (*models, "vocab.json") if (folder / name).is_file()]
+    tables = {
+        "tokenizer_config.json": names.settings,
+        "special_tokens_map.json": names.tokens,
+        "added_tokens.json": names.added,
+    }
+    return {"files": files, "tables": tables, "digest": target.digest}
 
 
 def _made(

@@ -17,9 +17,9 @@ class Names:
 
     def __init__(self, folder: Path, table: Mapping[str, Any]) -> None:
         self.settings = read_json(folder / "tokenizer_config.json")
-        special = read_json(folder / "special_tokens_map.json")
+        self.tokens = read_json(folder / "special_tokens_map.json")
         self.table = table
-        self._given = {**self.settings, **special}
+        self._given = {**self.settings, **self.tokens}
         numbered: Mapping[str, Any] = self.settings.get("added_tokens_decoder") or {}
         self.added: dict[str, int] = {
             **{str(name): int(number) for name, number in read_json(folder / "added_tokens.json").items()},
