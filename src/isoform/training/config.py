@@ -53,6 +53,10 @@ class PresetModel(Frozen):
                 raise ValueError(f"{name}: {self.preset} takes no such argument{did_you_mean(name, known)}")
         return self
 
+    def flat_change(self) -> dict[str, Any]:
+        """The fields to change by their dotted names."""
+        return dict(_flat(self.change))
+
     def expand(self, sizes: Vocabularies) -> ModelConfig:
         """Call the preset.
 
@@ -84,7 +88,7 @@ class PresetModel(Frozen):
                 f"model: {self.preset} has one table for source and target, so both need one tokenizer:"
                 " give tokenizer.shared"
             )
-        change = dict(_flat(self.change))
+        change = self.flat_change()
         head = change.get("head")
         if isinstance(head, dict) and head.get("kind") in ("sequence_labels", "token_labels"):
             change["head"] = {"n_labels": sizes.labels, **head}
@@ -198,11 +202,16 @@ def apply_overrides(table: dict[str, Any], overrides: Sequence[str]) -> dict[str
         path = name.strip().split(".")
         if not sign or not all(path):
             raise ConfigError(f"override {text!r}: expected dotted.name=value")
-        table = _put(table, path, _value(value.strip()), text)
+        table = put(table, path, toml_value(value.strip()), text)
     return table
 
 
-def _put(table: dict[str, Any], path: list[str], value: Any, text: str) -> dict[str, Any]:
+def put(table: dict[str, Any], path: list[str], value: Any, text: str) -> dict[str, Any]:
+    """A copy of nested tables with a value at the end of a path; ``text`` says where it comes from.
+
+    Raises:
+        ConfigError: the path leads through a plain value.
+    """
     step, rest = path[0], path[1:]
     if not rest:
         return {**table, step: value}
@@ -210,14 +219,15 @@ def _put(table: dict[str, Any], path: list[str], value: Any, text: str) -> dict[
     if isinstance(inner, list) and rest[0].isdigit() and int(rest[0]) < len(inner):
         items = list(inner)
         index = int(rest[0])
-        items[index] = value if len(rest) == 1 else _put(items[index], rest[1:], value, text)
+        items[index] = value if len(rest) == 1 else put(items[index], rest[1:], value, text)
         return {**table, step: items}
     if not isinstance(inner, dict):
         raise ConfigError(f"override {text!r}: {step} is {inner!r}, which has no {rest[0]!r}")
-    return {**table, step: _put(inner, rest, value, text)}
+    return {**table, step: put(inner, rest, value, text)}
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """A value in TOML's notation; what is none is a text."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -55,7 +55,7 @@ class Evaluation(Frozen):
     """How the test part is scored, once, at the end (R35)."""
 
     metrics: tuple[MetricName, ...] | None = None
-    """Names of metrics; unset: those that fit the data."""
+    """Names of metrics; unset: those that fit the data; an empty list: the test is not read."""
     search: Annotated[GreedySearch | BeamSearch, Field(discriminator="kind")] = GreedySearch()
     """How outputs are found."""
     max_new_tokens: Count = 128

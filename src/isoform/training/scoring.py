@@ -27,12 +27,13 @@ def score(
     """Read the test part and score it.
 
     Returns:
-        For each metric its value, signature, count and parts; None where the data have no test part.
+        For each metric its value, signature, count and parts; None where the data have no test part, or
+        nothing is to be measured: then it is not read.
     """
-    part = prepared.test()
+    names = default_metrics(prepared.task.data) if settings.metrics is None else settings.metrics
+    part = prepared.test() if names else None
     if part is None:
         return None
-    names = settings.metrics or default_metrics(prepared.task.data)
     bundle.model.eval()
     counted = _measure(bundle, prepared, part, settings, names, quiet=quiet)
     found: dict[str, dict[str, Any]] = {}
