@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 DEMO   ?= demo-output
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench docs clean
+.PHONY: help demo test test-long test-all test-soak lint format bench docs clean
 
 help:  ## what one can make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,10 +21,15 @@ demo: $(READY)  ## train, evaluate and prove a model on the built-in dates (abou
 	$(BIN)/isoform demo --output $(DEMO)
 
 test: $(READY)  ## the tests (under 10 minutes on 2 cores)
-	$(BIN)/python -m pytest -m 'not long' -n auto --dist worksteal -q
+	$(BIN)/python -m pytest -m 'not long and not soak' -n auto --dist worksteal -q
 
-test-all: $(READY)  ## the tests and the long parity and property grids
-	$(BIN)/python -m pytest -n auto --dist worksteal -q
+test-long: $(READY)  ## the long parity and property grids
+	$(BIN)/python -m pytest -m long -n auto --dist worksteal -q
+
+test-all: test test-long  ## both
+
+test-soak: $(READY)  ## what takes minutes for one answer: lines of the code changed one by one, compilers
+	$(BIN)/python -m pytest -m soak -n auto --dist worksteal -q
 
 lint: $(READY)  ## ruff and pyright
 	$(BIN)/ruff check .

@@ -52,14 +52,14 @@ def test_one_graph():
     check("original", "right", "aot_eager")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", NAMES)
 def test_one_graph_of_every_kind(name, side):
     check(name, side, "aot_eager")
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", ["original", "llama", "t5"])
 def test_generated_code(name):
@@ -67,7 +67,7 @@ def test_generated_code(name):
     check(name, "left", "inductor", torch.float32)
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("original", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["llama", pytest.param("original", marks=pytest.mark.soak)])
 def test_one_compiled_step_serves_every_position(name):
     """Lengths are tensors: the second step and the tenth run the same graph, none is traced again."""
     model = network(preset(name))

@@ -223,7 +223,7 @@ def test_the_line_is_there(file: str, line: str, becomes: str, tests: str) -> No
     assert all((ROOT / "tests" / test.partition("::")[0]).exists() for test in tests.split())
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize(("file", "line", "becomes", "tests"), entries())
 def test_changing_it_is_noticed(file: str, line: str, becomes: str, tests: str, tmp_path: Path) -> None:
     copy = tmp_path / "isoform"

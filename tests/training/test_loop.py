@@ -247,7 +247,7 @@ def test_without_validation_the_last_weights_stay(tmp_path: Path) -> None:
     assert store.path(7).stat().st_ino == before
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.filterwarnings("default:The .grad attribute")  # the compiler hides it where it is no error
 def test_compiled_stacks_learn_the_same(tmp_path: Path) -> None:
     losses = []

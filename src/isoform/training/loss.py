@@ -132,8 +132,8 @@ def smoothed_cross_entropy(
     With ``z_loss`` ζ the first also holds ζ (log Σ exp z)², which keeps the scores from drifting away from
     log-probabilities (Chowdhery et al. 2022, §5).
 
-    Half precision is widened to float32. One gradient-sized buffer is made in the backward pass, none in
-    the forward pass beside the log-sum-exp's own.
+    Half precision is widened to float32. Beside the scores one tensor of their size is held: the
+    probabilities from the forward to the backward pass, which makes the gradient of them.
 
     Returns:
         The smoothed loss, differentiable, and the plain negative log-likelihood, which is not.
@@ -268,14 +268,16 @@ def _balance(model: Transformer, like: Tensor) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """log p is never stored: the gradient softmax(z) - q is made from the scores and their log-sum-exp."""
+    """Exponentials are made once: the probabilities give the log-sum-exp, and backward starts from them."""
 
     @staticmethod
     def forward(
         ctx: Any, scores: Tensor, labels: Tensor, smoothing: float, z_loss: float
     ) -> tuple[Tensor, Tensor]:
-        total = scores.logsumexp(-1)
-        ctx.save_for_backward(scores, total, labels)
+        shares = scores.softmax(-1)
+        # The largest share is at least 1/C, so its logarithm is exact where that of the label's may not be.
+        total = scores.amax(-1) - shares.amax(-1).log()
+        ctx.save_for_backward(shares, total, labels)
         ctx.weights = smoothing, z_loss
         nll = (total - scores.gather(-1, labels[:, None])[:, 0]).sum()
         loss = nll.clone()
@@ -289,12 +291,10 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        scores, total, labels = ctx.saved_tensors
+        shares, total, labels = ctx.saved_tensors
         eta, zeta = ctx.weights
-        gradient = (scores - total[:, None]).exp_()
-        if zeta:
-            gradient *= 1 + 2 * zeta * total[:, None]
+        gradient = shares * (grads[0] * (1 + 2 * zeta * total[:, None]) if zeta else grads[0])
         if eta:
-            gradient -= eta / scores.shape[-1]
-        gradient.scatter_add_(-1, labels[:, None], gradient.new_full((len(labels), 1), eta - 1))
-        return gradient.mul_(grads[0]), None, None, None
+            gradient -= grads[0] * (eta / shares.shape[-1])
+        due = (grads[0] * (eta - 1)).expand(len(labels), 1)
+        return gradient.scatter_add_(-1, labels[:, None], due), None, None, None
