@@ -9,7 +9,7 @@ from isoform.report import page
 
 if TYPE_CHECKING:
     from isoform.verify.audit import AuditReport
-    from isoform.verify.compare import Comparison
+    from isoform.verify.comparison import Comparison
     from isoform.verify.diagnose import Diagnosis
 
 

@@ -8,7 +8,8 @@ from isoform.verify.assertions import (
     assert_padding_isolated,
 )
 from isoform.verify.audit import AuditReport, Check, audit
-from isoform.verify.compare import Comparison, Row, compare
+from isoform.verify.compare import compare
+from isoform.verify.comparison import Comparison, Row
 from isoform.verify.diagnose import Diagnosis, Finding, Place, diagnose
 from isoform.verify.inputs import example_inputs
 from isoform.verify.record import Recording, record

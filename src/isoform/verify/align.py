@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 import torch
 from torch import Tensor
 
-from isoform.verify.diagnose.graph import Graph
+from isoform.verify.diagnose.graph import VIEWS, Graph
 from isoform.verify.diagnose.structure import Inner, Linear, Part, Site, Structure
 from isoform.verify.record import Recording
 
@@ -64,8 +64,10 @@ class Model:
                 stack.append(site.query)
             else:
                 above = self.graph.sources(n, structure.cut - {n})
-                # The stream itself before what was added to it.
-                stack += sorted(above, key=lambda a: a in structure.states or a in structure.entries)
+                # The stream itself before what was added to it, queries before keys.
+                stream = {*structure.states, *structure.entries}
+                queries = {p.linear.out for s in structure.sites for p in s.q}
+                stack += sorted(above, key=lambda a: (a in stream, a in queries))
         return "target"
 
     def _entry_role(self, node: int) -> str:
@@ -92,8 +94,17 @@ class Model:
 
     def of_node(self, node: int, width: int | None = None) -> Tensor | None:
         """A node's value as ``[B, T, features]``."""
-        value = self.graph.values[node]
-        return self.graph.canonical(value, width or value.shape[-1], node)
+        return self.graph.canonical(self.graph.values[node], width or self.width(node), node)
+
+    def width(self, node: int) -> int:
+        """Features of a node's value: its last axis, or 1 where an axis of one was dropped (``[B, T]``)."""
+        value, above = self.graph.values[node], node
+        while self.graph.nodes[above].op in VIEWS and self.graph.args(above):
+            above = self.graph.args(above)[0]
+            wider = self.graph.values[above]
+            if wider.dim() == value.dim() + 1 and wider.shape[-1] == 1 and wider.numel() == value.numel():
+                return 1
+        return value.shape[-1]
 
     def state_key(self, node: int) -> Key:
         """All that was added up to a state."""

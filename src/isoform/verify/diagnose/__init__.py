@@ -214,7 +214,7 @@ def _of_weights(model: Model, number: int) -> bool:
 def _native(first: Recording, second: Recording, a: Model, b: Model, role: str) -> float:
     """The difference of the results as the models ran, in their own precision."""
     ours, theirs = (
-        m.graph.canonical(r.result().double(), r.result().shape[-1], m.graph.output)
+        m.graph.canonical(r.result().double(), m.width(m.graph.output), m.graph.output)
         for r, m in ((first, a), (second, b))
     )
     if ours is None or theirs is None:

@@ -55,9 +55,8 @@ class Core:
         return out
 
     def logits(self, given: dict[int, Tensor]) -> Tensor:
-        """What goes into the softmax, ``[B, heads, T, S]``."""
-        node = self.model.graph.live_args(self.site.softmax)[0]
-        value = self.model.graph.evaluate(node, given)
+        """What goes into the softmax, but for what is the same for all keys; ``[B, heads, T, S]``."""
+        value = self.model.graph.evaluate(self.site.logits, given)
         return value.reshape(self.model.graph.batch, -1, *value.shape[-2:])
 
     def operand(self, which: str, given: dict[int, Tensor]) -> Tensor:
@@ -215,7 +214,6 @@ def _few(columns: list[int]) -> str:
 
 def columns_of(core: Core, which: str) -> list[list[int]] | None:
     """For each head the columns of a projection that it is made of."""
-    graph = core.model.graph
     given = {n: v.detach().requires_grad_() for n, v in core.given().items()}
     operand = core.operand(which, given)
     parts = {"q": core.site.q, "k": core.site.k, "v": core.site.v}[which]
@@ -234,8 +232,8 @@ def columns_of(core: Core, which: str) -> list[list[int]] | None:
                 columns += [at + int(c) for c in (used > 0).nonzero()[:, 0]]
             at += len(part.columns)
         found.append(columns)
-    del graph
-    return found
+    shared = core.heads // max(len(found), 1)  # heads side by side in one product with the same keys
+    return [columns for columns in found for _ in range(shared)] if which != "q" else found
 
 
 def _explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:

@@ -124,6 +124,8 @@ class Case:
                 if raw.kind in ("norm-eps", "norm-offset", "norm-placement", "bias-missing")
                 else raw.place.part
             )
+            if part in ("self-attention", "cross-attention"):
+                part = "attention"
             if raw.kind == "unexplained":
                 part += str(raw.place.layer)
             groups.setdefault((raw.kind, part, raw.reference, raw.candidate), []).append(raw)

@@ -322,7 +322,10 @@ class Graph:
             args[2] = False
         if node.op == "scalar_tensor" and not self.native:
             kwargs.setdefault("dtype", torch.float64)
-        out = node.call(*args, **kwargs)
+        if node.op in ("view", "_unsafe_view") and isinstance(args[1], list):
+            out = args[0].reshape(args[1])  # values that were put in may lie in memory in another order
+        else:
+            out = node.call(*args, **kwargs)
         if isinstance(out, tuple | list):
             out = [o for o in out if isinstance(o, Tensor)][node.kwargs.get("output", 0)]
         return out if self.native else wide(out)

@@ -227,12 +227,14 @@ def _centred(base: Tensor, both: Tensor) -> Tensor:
 def _slopes(base: Tensor, both: Tensor) -> Tensor | None:
     """Per head the loss per position of distance, where the bias is linear in it."""
     rows, columns = base.shape[-2:]
-    far = (torch.arange(columns)[None] - torch.arange(rows)[:, None]).double().expand_as(base)
-    far, value = _centred(-far.abs(), both), _centred(base, both)
-    slope = (far * value).sum((0, 2, 3)) / far.square().sum((0, 2, 3)).clamp(min=1e-30)
-    if gap(far * slope[:, None, None], value) > 1e-5:
-        return None
-    return slope
+    signed = (torch.arange(columns)[None] - torch.arange(rows)[:, None]).double().expand_as(base)
+    value = _centred(base, both)
+    for distance in (-signed.abs(), signed):
+        far = _centred(distance, both)
+        slope = (far * value).sum((0, 2, 3)) / far.square().sum((0, 2, 3)).clamp(min=1e-30)
+        if gap(far * slope[:, None, None], value) <= 1e-5:
+            return slope
+    return None
 
 
 def _relative(base: Tensor, both: Tensor) -> bool:

@@ -144,27 +144,19 @@ def measured_scale(core: Core) -> float | None:
     from isoform.verify.diagnose.attention import allowed, columns_of
 
     q, k = columns_of(core, "q"), columns_of(core, "k")
-    if q is None or k is None or core.inputs["q"].shape[1] != core.inputs["k"].shape[1]:
+    if q is None or k is None or len(q) != len(k) or [len(c) for c in q] != [len(c) for c in k]:
         return None
     base = core.logits(core.given(q=0.0))
-    value = core.logits(core.given(q=SMALL))
-    own = torch.arange(min(value.shape[-2:]))
-    got = (value - base)[..., own, own] / SMALL
-    raw = (
-        torch.stack(
-            [
-                (core.inputs["q"][..., cq] * core.inputs["k"][..., ck]).sum(-1)
-                for cq, ck in zip(q, k, strict=True)
-                if len(cq) == len(ck)
-            ],
-            1,
-        )
-        if all(len(x) == len(y) for x, y in zip(q, k, strict=True))
-        else None
+    got = (core.logits(core.given(q=SMALL)) - base) / SMALL
+    queries, keys = core.inputs["q"], core.inputs["k"]
+    raw = torch.stack(
+        [queries[..., cq] @ keys[..., ck].transpose(-1, -2) for cq, ck in zip(q, k, strict=True)], 1
     )
-    if raw is None or raw.shape != got.shape:
+    if raw.shape != got.shape:
         return None
-    fine = got.isfinite() & allowed(base)[..., own, own]
+    fine = got.isfinite() & allowed(base)
+    if not core.site.cross:  # rotations let the scores of a place with itself alone as they are
+        fine = fine & torch.eye(*fine.shape[-2:], dtype=torch.bool)
     ratio = float((raw[fine] * got[fine]).sum() / raw[fine].square().sum())
     return ratio if ratio > 0 and gap(raw[fine] * ratio, got[fine]) < 1e-4 else None
 
@@ -279,6 +271,8 @@ def turning(core: Core) -> Turning | None:
 
 def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Turning) -> None:
     """Name the difference of two rotations."""
+    if not one.pairs and not two.pairs:
+        return
     if one.by_head != two.by_head:
         words = ("turns by position", "turns by head")
         add("rope-axis", words[one.by_head], words[two.by_head])

@@ -58,7 +58,8 @@ class Site:
     """One attention.
 
     Attributes:
-        softmax: the node of the softmax; its argument are the biased and masked scores.
+        softmax: the node of the softmax.
+        logits: its argument, the biased and masked scores, before anything that is the same for all keys.
         scores: the product of queries and keys.
         query, key: operands of that product; ``transposed`` where the product was keys by queries.
         mix: the product of the weights with the values.
@@ -69,6 +70,7 @@ class Site:
 
     index: int
     softmax: int
+    logits: int
     scores: int
     query: int
     key: int
@@ -241,7 +243,7 @@ class Structure:
         readers: dict[int, list[int]] = {}
         ends = [read for read, _ in self.reads.values()] + self.states
         for end in ends:
-            starts = [end] if end not in self.states else self.graph.live_args(end)
+            starts = [end] if end not in self.states else self._terms(end)
             for start in starts:
                 for top in self.tops(start):
                     if top in (*self.states, *self.entries):
@@ -260,6 +262,14 @@ class Structure:
                 common = level[0]
             trunk[top] = self._settled(common, top)
         return trunk
+
+    def _terms(self, state: int) -> list[int]:
+        """What a sum adds up; of a sum that is only a step of it, its own terms."""
+        found: list[int] = []
+        for node in self.graph.live_args(state):
+            last = self.chain(node)[-1]
+            found += [node] if last in self.cut else self._terms(last)
+        return found
 
     def _settled(self, node: int, top: int) -> int:
         """Back over operations that only begin what all readers do anyway (the square of a norm, say)."""
@@ -374,7 +384,8 @@ def _with_bias(graph: Graph, number: int, width: int) -> tuple[int, Tensor | Non
         if len(users) != 1:
             return number, None, []
         user = graph.nodes[users[0]]
-        if user.op in VIEWS:
+        turned = user.op in ("permute", "transpose", "t") and user.value.shape[-1] == width
+        if user.op in VIEWS or turned:
             at = users[0]
             continue
         if user.op != "add":
@@ -404,7 +415,9 @@ def _sites(graph: Graph, linears: list[Linear], stops: set[int]) -> list[Site]:
         weights = next((n for n in mixed if number in graph.region(n, stops)), mixed[0])
         value = next(n for n in mixed if n != weights)
         query, key, columns = _queries_and_keys(graph, number, refs[0], refs[1])
-        site = Site(len(found), number, scores, query, key, columns, mix, value, weights, None, [], [], [])
+        logits = _logits(graph, graph.live_args(number)[0])
+        ends = (number, logits, scores, query, key, columns, mix, value, weights)
+        site = Site(len(found), *ends, None, [], [], [])
         site.q = _parts(graph, site.query, stops, by_out)
         site.k = _parts(graph, site.key, stops, by_out)
         site.v = _parts(graph, site.value, stops, by_out)
@@ -417,11 +430,20 @@ def _sites(graph: Graph, linears: list[Linear], stops: set[int]) -> list[Site]:
     return found
 
 
+def _logits(graph: Graph, number: int) -> int:
+    """Back over what a softmax takes no notice of: the largest of each row that is subtracted first."""
+    node = graph.nodes[number]
+    live = graph.live_args(number)
+    if node.op in ("sub", "add") and live and live[0] == graph.args(number)[0]:
+        rows = [r for r in list(node.refs())[1:] if r.kind == "node" and graph.values[int(r.name)].dim()]
+        if rows and all(graph.values[int(r.name)].shape[-1] == 1 for r in rows):
+            return _logits(graph, live[0])
+    return number
+
+
 def _cross(graph: Graph, site: Site) -> bool:
-    q, k = site.q[0].linear, site.k[0].linear
-    return graph.values[q.read].numel() != graph.values[k.read].numel() or not torch.equal(
-        graph.values[q.read].reshape(-1), graph.values[k.read].reshape(-1)
-    )
+    q, k = (graph.values[part[0].linear.read].reshape(-1).nan_to_num() for part in (site.q, site.k))
+    return not torch.equal(q, k)
 
 
 def _product_before(graph: Graph, softmax: int, stops: set[int]) -> int | None:
