@@ -31,7 +31,14 @@ from isoform.training.noise import NoiseScale
 from isoform.training.optimizer import adamw, freeze, set_rate, update
 from isoform.training.parallel import Alone, parallelise, stacks, whole
 from isoform.training.picture import draw_losses
-from isoform.training.precision import Chosen, autocast, choose, device_of, dtype_of
+from isoform.training.precision import (
+    Chosen,
+    autocast,
+    choose,
+    device_of,
+    dtype_of,
+    exact_products,
+)
 from isoform.training.progress import Display
 from isoform.training.recompute import recompute_layers
 from isoform.training.result import FitResult, Stop
@@ -120,7 +127,7 @@ class _Loop:
     def run(self) -> FitResult:
         """Train until something ends it."""
         try:
-            with Interrupt() as interrupt:
+            with Interrupt() as interrupt, exact_products(self.device):
                 stop = self._steps(interrupt)
             return self._finish(stop, interrupt.signal)
         finally:
