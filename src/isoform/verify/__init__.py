@@ -11,6 +11,7 @@ from isoform.verify.audit import AuditReport, Check, audit
 from isoform.verify.compare import compare
 from isoform.verify.comparison import Comparison, Row
 from isoform.verify.diagnose import Diagnosis, Finding, Place, diagnose
+from isoform.verify.dump import Dump, read_dump
 from isoform.verify.inputs import example_inputs
 from isoform.verify.record import Recording, record
 
@@ -19,6 +20,7 @@ __all__ = [
     "Check",
     "Comparison",
     "Diagnosis",
+    "Dump",
     "Finding",
     "Place",
     "Recording",
@@ -32,5 +34,6 @@ __all__ = [
     "compare",
     "diagnose",
     "example_inputs",
+    "read_dump",
     "record",
 ]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
 from torch import Tensor, nn
 
 from isoform.errors import DataError, ShapeError
 from isoform.verify.align import Model
 from isoform.verify.comparison import Comparison, Row
 from isoform.verify.diagnose.case import layer_of
+from isoform.verify.dump import Dump, compare_dump
 from isoform.verify.gradients import gradients
+from isoform.verify.measure import coarsest, perturbed, relative, rounding, verdict
 from isoform.verify.points import Point, points, values
 from isoform.verify.record import Recording, record
 from isoform.verify.subject import Inputs
 
-MARGIN = 64.0
-"""How far above the measured amplification of one unit in the last place a difference must be to count."""
-
 
 def compare(
-    reference: nn.Module | Recording,
-    candidate: nn.Module | Recording,
+    reference: nn.Module | Recording | Dump,
+    candidate: nn.Module | Recording | Dump,
     inputs: Inputs | None = None,
     candidate_inputs: Inputs | None = None,
     *,
@@ -31,16 +27,18 @@ def compare(
     """Align the activations of two models and say where they first part.
 
     Args:
-        reference: a module or a recording of one.
-        candidate: likewise.
+        reference: a module, a recording of one, or another framework's activations (`read_dump`).
+        candidate: likewise; at most one of the two is a dump.
         inputs: what both read, as for `isoform.verify.diagnose`; not needed for recordings.
         candidate_inputs: the same content as the candidate takes it.
         backward: also compare the gradients of the weights; both must be modules.
 
     Raises:
         ShapeError: results whose batch or length differ: not the same content.
-        DataError: `backward` with a recording, or a module without inputs.
+        DataError: `backward` with what is no module, a module without inputs, or two dumps.
     """
+    if isinstance(reference, Dump) or isinstance(candidate, Dump):
+        return _with_dump(reference, candidate, inputs, candidate_inputs, backward)
     theirs = inputs if candidate_inputs is None else candidate_inputs
     first, second = _recorded(reference, inputs), _recorded(candidate, theirs)
     a, b = Model(first, native=True), Model(second, native=True)
@@ -63,12 +61,21 @@ def compare(
     return Comparison(first.subject, second.subject, verdict(rows, eps), tuple(rows), profiles, notes)
 
 
-def verdict(rows: list[Row], eps: float) -> Literal["equivalent", "noise", "differs"]:
-    """By the result: points on the way may be in another form (another factor, another order of heads)."""
-    if any(row.differs for row in rows if row.name in ("result", "gradient")):
-        return "differs"
-    worst = max((row.error for row in rows), default=0.0)
-    return "equivalent" if worst <= 64 * 2.0**-23 and eps < 1e-6 else "noise"
+def _with_dump(
+    reference: nn.Module | Recording | Dump,
+    candidate: nn.Module | Recording | Dump,
+    inputs: Inputs | None,
+    candidate_inputs: Inputs | None,
+    backward: bool,
+) -> Comparison:
+    if backward:
+        raise DataError("gradients cannot be compared with a dump; give both modules")
+    if isinstance(candidate, Dump) and not isinstance(reference, Dump):
+        return compare_dump(Model(_recorded(reference, inputs), native=True), candidate, reference=False)
+    if isinstance(reference, Dump) and not isinstance(candidate, Dump):
+        theirs = inputs if candidate_inputs is None else candidate_inputs
+        return compare_dump(Model(_recorded(candidate, theirs), native=True), reference, reference=True)
+    raise DataError("two dumps say nothing about a dataflow; one of both must be a module or a recording")
 
 
 def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:
@@ -86,60 +93,6 @@ def _same_content(a: Model, b: Model) -> None:
         raise ShapeError(
             f"results of shape {shapes[0]} and {shapes[1]}: these are not the same batch and length"
         )
-
-
-def coarsest(model: Model) -> float:
-    """One unit in the last place of the coarsest precision that a model computes in.
-
-    A network in float64 whose norms or rotations are written in float32 is no more precise than those.
-    """
-    graph = model.graph
-    kinds = {p.dtype for p in model.recording.parameters.values() if p.is_floating_point()}
-    kinds.add(graph.values[graph.output].dtype)
-    eps = max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
-    for number in graph.useful:
-        value = graph.values[number]
-        finer = not value.is_floating_point() or torch.finfo(value.dtype).eps <= eps
-        # Whole numbers, masks and infinities are exact in every precision.
-        if not finer and bool(((value != value.round()) & (value.abs() < 1e9)).any()):
-            eps = torch.finfo(value.dtype).eps
-    return eps
-
-
-def perturbed(a: Model, nodes: list[int], eps: float) -> dict[int, Tensor]:
-    """Values of nodes with one unit in the last place at the token vectors."""
-    generator = torch.Generator().manual_seed(2)
-    given: dict[int, Tensor] = {}
-    for entry in a.structure.entries:
-        value = a.graph.values[entry]
-        sign = torch.randint(0, 2, value.shape, generator=generator, dtype=value.dtype) * 2 - 1
-        given[entry] = value * (1 + eps * sign)
-    if not given:
-        return {}
-    with torch.no_grad():
-        return a.graph.evaluate_all(nodes, given)
-
-
-def rounding(a: Model, node: int, width: int, moved: dict[int, Tensor], eps: float) -> float:
-    """The relative difference at a node that rounding explains: what the perturbation became there."""
-    again = moved.get(node)
-    if again is None:
-        return MARGIN * eps
-    value, other = (a.graph.canonical(v, width, node) for v in (a.graph.values[node], again))
-    if value is None or other is None:
-        return MARGIN * eps
-    noise = relative(value, other, a.real(a.role(node)))
-    return MARGIN * (max(noise, eps) if noise != float("inf") else eps)
-
-
-def relative(x: Tensor, y: Tensor, real: Tensor) -> float:
-    """Largest difference at real positions, relative to the largest value; infinite where NaN is in it."""
-    if x.shape[:2] == real.shape and not bool(real.all()):
-        x, y = x[real], y[real]
-    low, high = (x - y.to(x)).aminmax()
-    least, most = x.aminmax()
-    size, most = max(-float(low), float(high)), max(-float(least), float(most), 1e-30)
-    return size / most if size == size and most == most else float("inf")
 
 
 def _row(a: Model, b: Model, point: Point, moved: dict[int, Tensor], eps: float) -> Row:
