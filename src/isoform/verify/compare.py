@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from isoform.errors import DataError, ShapeError
@@ -16,6 +17,7 @@ from isoform.verify.record import Recording, record
 from isoform.verify.subject import Inputs
 
 
+@torch.enable_grad()  # what reads what is found by derivatives
 def compare(
     reference: nn.Module | Recording | Dump,
     candidate: nn.Module | Recording | Dump,
@@ -143,9 +145,7 @@ def _notes(a: Model, b: Model) -> list[str]:
         notes.append(f"a result has {widths[0]} features in the reference, {widths[1]} in the candidate")
     orders = [_axes(m) for m in (a, b)]
     if orders[0] != orders[1]:
-        notes.append(
-            f"the reference's result is {orders[0]}, the candidate's {orders[1]}; compared as [B, T]"
-        )
+        notes.append(f"the reference gives {orders[0]}, the candidate {orders[1]}: compared as [B, T]")
     return [*notes, *_other_inputs(a, b)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from isoform.verify.align import Model
+from isoform.verify.align import Model, match_rows
 from isoform.verify.comparison import Row
 from isoform.verify.derivatives import derivatives
 from isoform.verify.points import alike
@@ -32,20 +32,42 @@ def gradients(
             found = derivatives((value * weight).sum(), list(named.values()))
         grads.append({n: g for n, g in zip(named, found, strict=True) if g is not None})
     rows: list[Row] = []
-    parameters = [m.recording.parameters for m in (a, b)]
-    for name, grad in grads[0].items():
-        value = parameters[0][name]
-        if value.dim() < 2:
-            continue
-        for other, again in grads[1].items():
-            twin = parameters[1][other]
-            if value.shape == twin.shape and alike(value, twin):
-                x, y = grad, again
-            elif value.shape == twin.t().shape and twin.dim() == 2 and alike(value, twin.t()):
-                x, y = grad, again.t()
-            else:
-                continue
-            error = float((x.double() - y.double()).abs().max() / x.double().abs().max().clamp(min=1e-30))
-            rows.append(Row("gradient", None, name, other, error, 1e4 * eps, tuple(x.shape)))
-            break
+    ours, theirs = (
+        {n: (m.recording.parameters[n], g) for n, g in found.items() if m.recording.parameters[n].dim() == 2}
+        for m, found in zip((a, b), grads, strict=True)
+    )
+    for name, (value, grad) in ours.items():
+        twin = _twin(value, theirs)
+        if twin is not None:
+            names, again = twin
+            error = float((grad - again).abs().max() / grad.abs().max().clamp(min=1e-30))
+            expected = 1e4 * eps
+            rows.append(Row("gradient", None, name, " + ".join(names), error, expected, tuple(grad.shape)))
     return rows
+
+
+def _twin(value: Tensor, others: dict[str, tuple[Tensor, Tensor]]) -> tuple[list[str], Tensor] | None:
+    """The gradient of the same weights in another model, wherever that keeps them; None: nowhere."""
+    for name, (twin, grad) in others.items():
+        for weight, slope in ((twin, grad), (twin.t(), grad.t())):
+            if value.shape == weight.shape and alike(value, weight):
+                return [name], slope
+    # Rows, or columns, in other places: concatenated, split, permuted or scaled.
+    for flip in (False, True):
+        rows = value.t() if flip else value
+        found = torch.zeros(len(rows), dtype=torch.bool)
+        gathered, names = torch.zeros_like(rows), list[str]()
+        for name, (twin, grad) in others.items():
+            for weight, slope in ((twin, grad), (twin.t(), grad.t())):
+                if weight.shape[1] != rows.shape[1] or bool(found.all()):
+                    continue
+                match = match_rows(weight.double(), rows.double())
+                fresh = (match.index >= 0) & ~found
+                if bool(fresh.any()):
+                    scale = match.scale[fresh, None].to(slope)
+                    gathered[fresh] = slope[match.index[fresh]] / scale
+                    names.append(name)
+                found |= fresh
+        if bool(found.all()):
+            return names, gathered.t() if flip else gathered
+    return None
