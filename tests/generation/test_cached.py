@@ -7,8 +7,10 @@ import itertools
 import pytest
 import torch
 
-from isoform.generation import Beam, Cached, Generated, Greedy, Uncached, generate
-from isoform.nn import Cache
+from isoform.generation import Beam, Cached, Generated, Greedy, Sample, Uncached, generate
+from isoform.nn.capture import capture
+from isoform.nn.lanes import Lanes
+from isoform.nn.step import prepare
 from isoform.tokens import Tokens
 from isoform.visibility import WaitK
 
@@ -108,6 +110,83 @@ def test_slice(network, configuration, prompts, kind, kv, window, side, structur
     check(network, configuration, prompts, kind, kv, window, side, structure, search)
 
 
+@pytest.mark.parametrize("kind", ["rotary-half", "alibi", "learned"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_slice_through_the_modules(network, configuration, prompts, monkeypatch, kind, structure):
+    """The step that is used where a flat one cannot be."""
+    monkeypatch.setattr("isoform.generation.forward.prepare", lambda model: None)
+    check(network, configuration, prompts, kind, 2, None, "right", structure, "beam")
+
+
+@torch.inference_mode()
+def test_where_the_step_is_flat_and_where_it_is_not(network, configuration):
+    for kind in KINDS:
+        assert (prepare(network(configuration(kind, window=3))) is None) == (kind == "rotary-dynamic")
+    model = network(configuration())
+    assert prepare(network(configuration()).bfloat16()) is None
+    assert prepare(network(configuration()).set_attention("eager")) is None
+    with torch.inference_mode(False):
+        assert prepare(model) is None  # a gradient would need what is overwritten
+    with torch.autocast("cpu", torch.bfloat16):
+        assert prepare(model) is None
+    with capture(model):
+        assert prepare(model) is None
+    model.decoder.register_forward_pre_hook(lambda *_: None)
+    assert prepare(model) is None
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("search", [Beam(3, n_best=3), Sample(n=3, temperature=2.0, seed=1)])
+def test_outputs_of_one_prompt_share_it(
+    network, configuration, prompts, monkeypatch, structure, side, search
+):
+    """Beams that move and leave, drafts that end one by one."""
+    shared = []
+    share = Lanes._share
+    monkeypatch.setattr("isoform.nn.lanes.SHARED_FROM", 2)
+    monkeypatch.setattr(Lanes, "_share", lambda self, *given: shared.append(1) or share(self, *given))
+    tokens, source = prompts(structure, side)
+    if structure == "encoder-decoder":  # a start of one token is not worth sharing
+        tokens = Tokens(torch.tensor([[3, 4], [5, 1], [2, 2]]), layout="full")
+    for kind, kv in (("learned", 2), ("rotary-half", 6), ("sinusoidal-interleaved", 1)):
+        model = network(configuration(kind, kv=kv, structure=structure))
+        eos = generate(model, tokens, source=source, max_new_tokens=NEW).ids[1][3]
+        given = {"source": source, "max_new_tokens": NEW, "search": search, "eos_id": eos}
+        found = generate(model, tokens, **given, return_logits=True)
+        same(found, generate(model, tokens, **given, return_logits=True, cached=False))
+    assert shared
+
+
+def test_what_a_bias_or_a_window_changes_is_not_shared(network, configuration, prompts, monkeypatch):
+    monkeypatch.setattr("isoform.nn.lanes.SHARED_FROM", 2)
+    given = {"max_new_tokens": NEW, "search": Beam(3), "return_logits": True}
+    for kind, window in (("alibi", None), ("relative-buckets", None), ("learned", 3)):
+        model = network(configuration(kind, window=window))
+        same(generate(model, prompts()[0], **given), generate(model, prompts()[0], **given, cached=False))
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", ["learned", "rotary-half", "alibi", "rotary-dynamic"])
+def test_a_long_prompt_in_pieces(network, configuration, prompts, monkeypatch, kind, side):
+    """Rows that end in different pieces; dynamic NTK reads it at once, its keys turn with the length."""
+    widths = []
+    model = network(configuration(kind, window=4))
+    tokens, _ = prompts(side=side)
+    given = {"max_new_tokens": 4, "return_logits": True}
+    whole = generate(model, tokens, **given)
+    monkeypatch.setattr("isoform.generation.forward.CHUNK", 2)
+    hidden = type(model).hidden
+
+    def spy(self, part, **more):
+        widths.append(part.length)
+        return hidden(self, part, **more)
+
+    monkeypatch.setattr(type(model), "hidden", spy)
+    same(generate(model, tokens, **given), whole)
+    assert widths[:3] == ([5, 1, 1] if kind == "rotary-dynamic" else [2, 2, 1])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "kv"), list(itertools.product(KINDS, HEADS)))
 def test_grid(network, configuration, prompts, kind, kv):
@@ -119,13 +198,13 @@ def test_beams_change_places_and_rows_leave(network, configuration, prompts, mon
     """The grid is only worth something if these happen."""
     calls = {"reorder": 0, "select": 0}
     for name in calls:
-        whole = getattr(Cache, name)
+        whole = getattr(Lanes, name)
 
-        def spy(self, rows, name=name, whole=whole):
+        def spy(self, rows, name=name, whole=whole, **given):
             calls[name] += 1
-            return whole(self, rows)
+            return whole(self, rows, **given)
 
-        monkeypatch.setattr(Cache, name, spy)
+        monkeypatch.setattr(Lanes, name, spy)
     model = network(configuration(structure="encoder-decoder"))
     tokens, source = prompts("encoder-decoder")
     free = generate(model, tokens, source=source, max_new_tokens=NEW).ids

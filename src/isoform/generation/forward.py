@@ -12,12 +12,16 @@ from torch import Tensor
 from isoform.config import DynamicNtkScaling, Rotary
 from isoform.errors import ShapeError
 from isoform.nn.cache import Cache, select_places
+from isoform.nn.lanes import Lanes
 from isoform.nn.model import Transformer
+from isoform.nn.reading import forbidden
 from isoform.nn.stack import Memory
+from isoform.nn.step import Step, prepare
 from isoform.tokens import Tokens
 from isoform.visibility import Visibility
 
 BLOCK = 64  # slots a cache grows by
+CHUNK = 1024  # tokens of a prompt that are read at a time, so that their hidden states need no more memory
 
 
 class Forward(Protocol):
@@ -68,6 +72,8 @@ class Cached:
         self._visibility, self._cross = visibility, cross
         self._run = torch.compile(self._logits, dynamic=False) if compiled else self._logits
         self._compiled = compiled
+        self._step: Step | None = None
+        self._lanes: Lanes | None = None
         self._whole: Uncached | None = None
         scalings = [p.scaling for p in _rotaries(model) if isinstance(p.scaling, DynamicNtkScaling)]
         self._valid = min((s.original_length for s in scalings), default=None)
@@ -80,7 +86,7 @@ class Cached:
         prompt = tokens.padded("right")
         lengths = prompt.lengths()
         self._longest = int(lengths.max())
-        prompt = _first_columns(prompt, self._longest)
+        prompt = _columns(prompt, 0, self._longest)
         self._room = self._longest + max_new_tokens - 1  # the last token is never read
         memory = None if source is None else model.encode(source)
         self._whole = self._seen = None
@@ -94,12 +100,43 @@ class Cached:
         )
         if memory is not None:
             model.remember(self._cache, memory)
-        hidden = model.hidden(prompt, cache=self._cache, visibility=self._visibility, cross=self._cross)
+        last = self._read_prompt(prompt, lengths)
         if self._compiled:
             self._cache.even = None  # a number on the host would be a graph a step
-        last = hidden[torch.arange(prompt.batch, device=hidden.device), lengths - 1]
         self._memory = memory if self._seen is not None else None
+        usual = self._visibility is None and self._cross is None and not self._compiled
+        self._step = prepare(model) if usual else None
+        self._lanes = None
+        if self._step is not None:
+            places = None if memory is None else memory.places
+            added = None if places is None or places.real is None else places.real[:, None, None]
+            self._lanes = Lanes.of(
+                self._cache,
+                lengths.tolist(),
+                None if added is None else forbidden(~added, weight.dtype),
+            )
+            del self._cache
         return _head(model)(last)
+
+    def _read_prompt(self, prompt: Tokens, lengths: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]:
+        """Fill the cache; the state of each prompt's last token. Long prompts are read a piece at a time.
+
+        Not where a token may read what comes after it, nor where what is stored depends on how far one is.
+        """
+        model, length = self.model, prompt.length
+        whole = self._valid is not None or self._visibility is not None or prompt.prefix is not None
+        piece = length if whole else CHUNK
+        last: Tensor | None = None
+        rows = torch.arange(prompt.batch, device=prompt.device)
+        for start in range(0, length, piece):
+            part = _columns(prompt, start, start + piece) if piece < length else prompt
+            hidden = model.hidden(part, cache=self._cache, visibility=self._visibility, cross=self._cross)
+            place = (lengths - 1 - start).clamp(0, part.length - 1)
+            found = hidden[rows, place]
+            ends_here = (lengths > start)[:, None]
+            last = found if last is None else torch.where(ends_here, found, last)
+        assert last is not None
+        return last
 
     def step(self, chosen: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
         """Read one token a row at its own place."""
@@ -111,6 +148,9 @@ class Cached:
             assert self._valid is not None
             if self._longest > self._valid:
                 return self._read_whole(self._memory)
+        if self._step is not None and self._lanes is not None:
+            self._lanes.reserve(self._room)
+            return self._step(chosen, self._lanes)
         if self._longest > self._cache.capacity:
             self._cache = self._cache.grow(self._capacity())
         return self._run(chosen, self._cache)
@@ -119,6 +159,12 @@ class Cached:
         """Copy the rows of the cache, and of the source unless it stays in place."""
         if self._whole is not None:
             self._whole.select(rows, same_sample=same_sample)
+            return
+        if self._step is not None and self._lanes is not None:
+            if same_sample:
+                self._lanes.reorder(rows)
+            else:
+                self._lanes.select(rows, share=self._step.shares)
             return
         self._cache = self._cache.reorder(rows) if same_sample else self._cache.select(rows)
         if self._seen is not None:
@@ -255,9 +301,9 @@ def _rotaries(model: Transformer) -> list[Rotary]:
     return [p for p in (layer.attention.positions for layer in layers) if isinstance(p, Rotary)]
 
 
-def _first_columns(tokens: Tokens, n: int) -> Tokens:
-    real = None if tokens.real is None else tokens.real[:, :n]
-    return Tokens(tokens.ids[:, :n], real, prefix=tokens.prefix, layout=tokens.layout)
+def _columns(tokens: Tokens, start: int, end: int) -> Tokens:
+    real = None if tokens.real is None else tokens.real[:, start:end]
+    return Tokens(tokens.ids[:, start:end], real, prefix=tokens.prefix, layout=tokens.layout)
 
 
 def _select_memory(memory: Memory, rows: Tensor) -> Memory:

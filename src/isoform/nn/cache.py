@@ -58,6 +58,8 @@ class Cache:
         memory_places: where the source tokens stand.
         prefix: ``[B]`` length of the condition, for a prefix decoder.
         fresh: nothing has been stored yet.
+        block: all of ``layers`` as one tensor, keys of layer i at 2i and its values at 2i + 1; None: they are
+            of several shapes, or were moved since.
         even: how long every row is, where that is one number known on the host: nothing then lies beyond it
             that a step would have to mask. None: read ``lengths``, as a compiled step must.
     """
@@ -70,6 +72,7 @@ class Cache:
     prefix: Int[Tensor, " batch"] | None = None
     fresh: bool = True
     even: int | None = None
+    block: Float[Tensor, "twice batch kv capacity width"] | None = None
 
     @classmethod
     def allocate(
@@ -92,12 +95,19 @@ class Cache:
                 f"{capacity} positions asked for, the model's learned table has {table.max_positions}: "
                 "shorten the prompt or lower max_new_tokens"
             )
+        shapes = [(a.attention.n_kv_heads, a.attention.head_width) for a in config.stack.layers()]
+        lengths = torch.zeros(batch, dtype=torch.long, device=device)
+        if len(set(shapes)) == 1:
+            kv, width = shapes[0]
+            block = torch.zeros(2 * len(shapes), batch, kv, capacity, width, dtype=dtype, device=device)
+            parts = block.unbind(0)
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            return cls([LayerCache(keys, values) for keys, values in pairs], lengths, block=block)
         layers: list[LayerCache] = []
-        for layer in config.stack.layers():
-            shape = (batch, layer.attention.n_kv_heads, capacity, layer.attention.head_width)
-            zeros = torch.zeros(2, *shape, dtype=dtype, device=device)
+        for kv, width in shapes:
+            zeros = torch.zeros(2, batch, kv, capacity, width, dtype=dtype, device=device)
             layers.append(LayerCache(zeros[0], zeros[1]))
-        return cls(layers, torch.zeros(batch, dtype=torch.long, device=device))
+        return cls(layers, lengths)
 
     @property
     def capacity(self) -> int:
@@ -130,6 +140,7 @@ class Cache:
             else [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.memory],
             memory_places=None if self.memory_places is None else select_places(self.memory_places, rows),
             prefix=None if self.prefix is None else self.prefix.index_select(0, rows),
+            block=None,
         )
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> Cache:
@@ -137,13 +148,15 @@ class Cache:
 
         Prefix and source are then the same before and after, and are not copied.
         """
-        return dataclasses.replace(self, layers=self._selected(rows), lengths=self.lengths.clone())
+        return dataclasses.replace(
+            self, layers=self._selected(rows), lengths=self.lengths.clone(), block=None
+        )
 
     def grow(self, capacity: int) -> Cache:
         """The same content with room for more tokens. Slots not yet written hold zeros."""
         more = (0, 0, 0, capacity - self.capacity)
         layers = [LayerCache(F.pad(c.keys, more), F.pad(c.values, more)) for c in self.layers]
-        return dataclasses.replace(self, layers=layers, lengths=self.lengths.clone())
+        return dataclasses.replace(self, layers=layers, lengths=self.lengths.clone(), block=None)
 
     def _selected(self, rows: Tensor) -> list[LayerCache]:
         return [LayerCache(c.keys.index_select(0, rows), c.values.index_select(0, rows)) for c in self.layers]

@@ -27,6 +27,11 @@ def wanted(module: nn.Module, *names: str) -> bool:
     return _recorder is not None and any(_recorder.wants(module, name) for name in names)
 
 
+def listening() -> bool:
+    """Whether a recorder is at work, so that every tap has to be passed."""
+    return _recorder is not None
+
+
 class Recorder:
     """Keeps what `capture` yields: ``captured[dotted name]`` is the tensor seen there."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from isoform.lowering import Lowered
@@ -88,7 +88,12 @@ class Reading:
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None:
         return None
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min / 2)
+    return forbidden(~mask, dtype)
+
+
+def forbidden(where: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """What is added to the scores of places that must not be read."""
+    return torch.zeros_like(where, dtype=dtype).masked_fill_(where, torch.finfo(dtype).min / 2)
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
