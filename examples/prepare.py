@@ -1,6 +1,7 @@
-"""Make the tab-separated files that two of the examples read.
+"""Make the tab-separated files that some of the examples read.
 
 python examples/prepare.py pronunciation cmudict.dict.gz pronunciation.tsv
+python examples/prepare.py phonemes cmudict.dict.gz phonemes.tsv
 python examples/prepare.py languages FOLDER languages.tsv
 """
 
@@ -13,6 +14,49 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LANGUAGES = ("en", "de", "fr")
+# ARPAbet in the alphabet of bart-g2p-us: one letter a phoneme, diphthongs in capitals.
+PHONEMES = {
+    "AA": "ɑ",
+    "AE": "æ",
+    "AH": "ʌ",
+    "AO": "ɔ",
+    "AW": "W",
+    "AY": "I",
+    "B": "b",
+    "CH": "ʧ",
+    "D": "d",
+    "DH": "ð",
+    "EH": "ɛ",
+    "ER": "ɜɹ",
+    "EY": "A",
+    "F": "f",
+    "G": "ɡ",
+    "HH": "h",
+    "IH": "ɪ",
+    "IY": "i",
+    "JH": "ʤ",
+    "K": "k",
+    "L": "l",
+    "M": "m",
+    "N": "n",
+    "NG": "ŋ",
+    "OW": "O",
+    "OY": "Y",
+    "P": "p",
+    "R": "ɹ",
+    "S": "s",
+    "SH": "ʃ",
+    "T": "t",
+    "TH": "θ",
+    "UH": "ʊ",
+    "UW": "u",
+    "V": "v",
+    "W": "w",
+    "Y": "j",
+    "Z": "z",
+    "ZH": "ʒ",
+}
+STRESS = {"0": "", "1": "ˈ", "2": "ˌ"}
 
 
 def lines(path: Path) -> list[str]:
@@ -29,6 +73,20 @@ def pronunciation(dictionary: Path) -> Iterator[str]:
             yield f"{word}\t{' '.join(phonemes.split())}"
 
 
+def phonemes(dictionary: Path) -> Iterator[str]:
+    """Spelling and phonemes, one letter each; unstressed AH is ə, unstressed ER əɹ. Words of letters only."""
+    for line in pronunciation(dictionary):
+        word, _, spoken = line.partition("\t")
+        if not word.isalpha():
+            continue
+        written = ""
+        for phoneme in spoken.split():
+            name, stress = phoneme.rstrip("012"), phoneme[-1]
+            letter = {"AH0": "ə", "ER0": "əɹ"}.get(phoneme, PHONEMES[name])
+            written += STRESS.get(stress, "") + letter
+        yield f"{word}\t{written}"
+
+
 def languages(folder: Path) -> Iterator[str]:
     """Sentence and language, each sentence once, from ``*.en-de.tsv.gz`` and ``*.en-fr.tsv.gz``."""
     seen: set[str] = set()
@@ -43,7 +101,7 @@ def languages(folder: Path) -> Iterator[str]:
 
 def main(arguments: list[str]) -> None:
     """Write one of the files."""
-    makers = {"pronunciation": pronunciation, "languages": languages}
+    makers = {"pronunciation": pronunciation, "phonemes": phonemes, "languages": languages}
     if len(arguments) != 3 or arguments[0] not in makers:
         sys.exit(__doc__)
     kind, source, target = arguments

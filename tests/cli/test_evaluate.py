@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -84,6 +85,31 @@ def test_figures_as_json_and_as_a_table(translator, artifact, data, tmp_path: Pa
     ):
         assert shown in out
     assert "bleu" not in out
+
+
+def test_two_networks(translator, artifact, data, tmp_path: Path, capsys):
+    other = dataclasses.replace(translator, model=build(translator.config, seed=6).eval())
+    other.save(tmp_path / "other")
+    written = tmp_path / "outputs.jsonl"
+    given = ["evaluate", artifact, str(tmp_path / "other"), "--data", data, *SHORT, "--metrics", "nll,chrf"]
+    assert cli.main([*given, "--outputs", str(written), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["targets"] == [artifact, str(tmp_path / "other")] and answer["items"] == 4
+    test = answer["scores"]["nll"]
+    assert set(test) == {"first", "second", "difference", "interval", "p_value"}
+    assert test["difference"] == pytest.approx(test["second"]["value"] - test["first"]["value"])
+    assert "bs:1000|seed:12345" in test["first"]["signature"] and answer["not_tested"] == {}
+    rows = [json.loads(line) for line in written.read_text().splitlines()]
+    texts = [generate_texts(b, [a for a, _ in PAIRS], max_new_tokens=5) for b in (translator, other)]
+    assert [[row["output"], row["other_output"]] for row in rows] == [
+        list(t) for t in zip(*texts, strict=True)
+    ]
+    assert cli.main(given) == 0
+    out = capsys.readouterr().out
+    assert f"{test['difference']:+.4f}" in out and f"{test['p_value']:.3f}" in out
+    assert cli.main([*given, "--bootstrap", "0"]) == 2
+    assert cli.main(["evaluate", artifact, artifact, artifact, "--data", data]) == 2
+    assert "3 networks given" in capsys.readouterr().err
 
 
 def test_the_test_part_of_a_run(artifact, data, tmp_path: Path, capsys):

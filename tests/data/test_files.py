@@ -4,21 +4,22 @@ import gzip
 from pathlib import Path
 
 import pytest
+import zstandard
 
-from isoform.data.files import read_lines, read_text
+from isoform.data.files import blocks, lines, read_text
 from isoform.errors import DataError
 
 
 def test_only_newlines_end_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("a\u2028b\x0bc\r\nd\n\n e ".encode())
-    assert read_lines(path, "utf-8") == ["a\u2028b\x0bc", "d", "", " e "]
+    assert list(lines(path, "utf-8")) == ["a\u2028b\x0bc", "d", "", " e "]
 
 
 def test_gzip_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress("grüß\n".encode()))
-    assert read_lines(path, "utf-8") == ["grüß"]
+    assert list(lines(path, "utf-8")) == ["grüß"]
 
 
 def test_byte_order_mark_is_not_text(tmp_path: Path) -> None:
@@ -32,14 +33,14 @@ def test_byte_order_mark_is_not_text(tmp_path: Path) -> None:
 def test_other_encodings_by_name(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("ä\n".encode("latin-1"))
-    assert read_lines(path, "latin-1") == ["ä"]
+    assert list(lines(path, "latin-1")) == ["ä"]
 
 
 def test_bytes_out_of_encoding_are_located(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("süß\nja\n".encode() + b"na\xefve\n")
     with pytest.raises(DataError, match=r"a\.txt, line 3: byte 0xef at offset 11 is not utf-8; .*encoding="):
-        read_lines(path, "utf-8")
+        list(lines(path, "utf-8"))
 
 
 @pytest.mark.parametrize(
@@ -50,12 +51,31 @@ def test_bytes_out_of_encoding_are_located(tmp_path: Path) -> None:
         ("a.txt.gz", gzip.compress(b"", mtime=0), "the file is empty"),
         ("a.txt.gz", gzip.compress(b"hello hello hello", mtime=0)[:-6], "not a whole gzip file"),
         ("a.txt.gz", b"plain", "not a whole gzip file"),
+        ("a.txt.zst", b"", "the file is empty"),
+        ("a.txt.zst", b"plain", "not a whole zstandard file"),
+        ("a.txt.zst", zstandard.compress(b"hello hello\n" * 50)[:-3], "not a whole zstandard file"),
     ],
 )
 def test_unusable_content(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_text(tmp_path / name, "utf-8")
+    with pytest.raises(DataError, match=message):
+        list(lines(tmp_path / name, "utf-8"))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
+def test_packed_files_are_read_a_piece_at_a_time(tmp_path: Path, pack) -> None:
+    suffix = {bytes: "", gzip.compress: ".gz", zstandard.compress: ".zst"}[pack]
+    path = tmp_path / f"a.txt{suffix}"
+    text = "".join(f"zeile {i} ä\r\n" if i % 3 else "\u2028\n" for i in range(20_000))
+    # Two frames or members one after the other are one text.
+    half = len(text.encode()) // 2
+    path.write_bytes(pack(text.encode()[:half]) + pack(text.encode()[half:]))
+    assert read_text(path, "utf-8") == text
+    assert list(lines(path, "utf-8")) == [line.removesuffix("\r") for line in text.split("\n")[:-1]]
+    found = list(blocks(path, "utf-8", 1000))
+    assert "".join(found) == text and {len(block) for block in found[:-1]} == {1000}
 
 
 def test_missing_folder_and_unknown_encoding(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from isoform.data.config import TextData
 from isoform.errors import ConfigError, DataError, IsoformError, SupervisionError
-from isoform.evaluation import Bootstrap, Settings, bleu, evaluate, exact_match
+from isoform.evaluation import Bootstrap, Settings, bleu, evaluate, exact_match, row_likelihoods, side_by_side
 from isoform.evaluation.files import classes_of, data_of_file, part_of
 from isoform.generation import Beam
 from isoform.generation.texts import generate_texts
@@ -59,8 +60,57 @@ def test_pairs(bundle, write):
             "nll_per_word": sum(alone) / words,
             "perplexity_per_word": math.exp(sum(alone) / words),
             "bits_per_byte": sum(alone) / size / math.log(2),
+            "perplexity_per_byte": math.exp(sum(alone) / size),
         }
     )
+
+
+def test_bits_per_byte_pair_each_row_with_its_own_text(bundle, write):
+    """Batches are in order of length; figures and texts are in the order of the data."""
+    one = bundle("pairs")
+    encode, special = one.tokenizer.encode, one.tokenizer.special
+    found = evaluate(one, part(one, write("test.tsv", TSV)), Settings(metrics=["bits_per_byte"]))
+    alone = [
+        nll_alone(one, [special.bos], [*encode(b), special.eos], [*encode(a), special.eos]) for a, b in PAIRS
+    ]
+    expected = [[nats / math.log(2), len(b)] for nats, (_, b) in zip(alone, PAIRS, strict=True)]
+    assert found.counted["bits_per_byte"].counts.ravel().tolist() == pytest.approx(
+        [value for row in expected for value in row]
+    )
+    assert found.scores["bits_per_byte"].value == pytest.approx(
+        sum(row[0] for row in expected) / sum(row[1] for row in expected)
+    )
+    causal = bundle("causal")
+    stream = part(causal, write("test.txt", "abcdefgh abc"), documents="stream", window=4)
+    with pytest.raises(ConfigError, match="bits_per_byte needs rows that predict a whole text"):
+        evaluate(causal, stream, Settings(metrics=["bits_per_byte"]))
+
+
+def test_two_networks_side_by_side(bundle, write):
+    one = bundle("pairs")
+    two = dataclasses.replace(one, model=copy.deepcopy(one.model))
+    for parameter in two.model.parameters():
+        parameter.data.neg_()
+    path = write("test.tsv", TSV)
+    settings = Settings(metrics=["nll", "ter", "token_error_rate", "chrf"], max_new_tokens=6)
+    first, second = (evaluate(b, part(b, path), settings) for b in (one, two))
+    both = side_by_side(first, second, Bootstrap(200, 1))
+    assert list(both.tests) == ["ter", "token_error_rate", "chrf", "nll"] and not both.untested
+    for name, test in both.tests.items():
+        assert test.first.value == first.scores[name].value and test.first.interval is not None
+        assert test.difference == pytest.approx(second.scores[name].value - first.scores[name].value)
+        assert test.interval[0] <= test.difference <= test.interval[1]
+    assert both.tests["nll"].difference != 0
+    same = side_by_side(first, first, Bootstrap(200, 1)).tests["nll"]
+    assert same.difference == 0 and same.p_value == 1
+    # Other tokens: a figure per token means something else there.
+    longer = dataclasses.replace(second.counted["nll"], counts=second.counted["nll"].counts * [1, 2])
+    other = dataclasses.replace(second, counted={"nll": longer})
+    found = side_by_side(first, other, Bootstrap(200, 1))
+    assert not found.tests and "other tokens" in found.untested["nll"]
+    assert found.untested["chrf"] == "only of the first network"
+    with pytest.raises(DataError, match="not scored on the same texts"):
+        side_by_side(first, dataclasses.replace(second, items=second.items[1:]), Bootstrap(200, 1))
 
 
 def test_two_files_and_jsonl_are_the_same_pairs(bundle, write):
@@ -239,7 +289,5 @@ def _none():
 
 
 def test_nothing_supervised(bundle):
-    from isoform.evaluation import nll
-
     with pytest.raises(SupervisionError, match="no position is supervised"):
-        nll(bundle("causal").model, [])
+        row_likelihoods(bundle("causal").model, [])

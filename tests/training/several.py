@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from isoform.data import Characters, ParallelData, Store, Task, TokenBudget, TokenizersConfig, Tsv, prepare
 from isoform.training import fit
 from isoform.training.group import Group, joined
 from training import toys
@@ -38,14 +39,28 @@ def chosen(**changes: Any) -> Any:
     return settings(**{**base, **changes})
 
 
-def learn(folder: Path, changes: dict[str, Any]) -> Any:
+def learn(folder: Path, changes: dict[str, Any], corpus: Path | None = None) -> Any:
     model = toys.pair_model(dropout=0.2)
     validation = toys.pairs(11, seed=9, shuffle=None)
-    result = fit(model, toys.pairs(max_tokens=40), validation, chosen(**changes), folder, quiet=True)
+    train = toys.pairs(max_tokens=40) if corpus is None else spelled(corpus, Path("ids"))
+    result = fit(model, train, validation, chosen(**changes), folder, quiet=True)
     return result, model
 
 
-def process(rank: int, size: int, port: int, folder: Path, changes: dict[str, Any]) -> None:
+def spelled(corpus: Path, store: Path | None) -> Any:
+    """The batches of words and what they are backwards, in memory or kept as ids on disk."""
+    data = ParallelData(
+        format=Tsv(source=1, target=2),
+        train=Path(corpus.name),
+        store=None if store is None else Store(folder=store),
+    )
+    task = Task(data, TokenBudget(max_tokens=40, pool=64), corpus.parent, seed=5)
+    return prepare(task, TokenizersConfig(shared=Characters())).train.batches
+
+
+def process(
+    rank: int, size: int, port: int, folder: Path, changes: dict[str, Any], corpus: Path | None
+) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),
@@ -56,7 +71,7 @@ def process(rank: int, size: int, port: int, folder: Path, changes: dict[str, An
     }
     with joined("cpu") as group:
         assert group == Group(rank, size)
-        _, model = learn(folder, changes)
+        _, model = learn(folder, changes, corpus)
         assert model.tied()
         torch.save(weights(model), folder / f"given-{rank}.pt")
 
@@ -65,14 +80,22 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def together(size: int, folder: Path, **changes: Any) -> None:
+def together(size: int, folder: Path, corpus: Path | None = None, **changes: Any) -> None:
+    """A whole run."""
+    started = begun(size, folder, corpus, **changes)
+    for one in started:
+        one.join()
+    assert [one.exitcode for one in started] == [0] * size
+
+
+def begun(size: int, folder: Path, corpus: Path | None = None, **changes: Any) -> list[Any]:
+    """The processes of a run that has begun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = range(size)
-    started = [FORKS.Process(target=process, args=(rank, size, port, folder, changes)) for rank in ranks]
+    given = (size, port, folder, changes, corpus)
+    started = [FORKS.Process(target=process, args=(rank, *given)) for rank in ranks]
     for one in started:
         one.start()
-    for one in started:
-        one.join()
-    assert [one.exitcode for one in started] == [0] * size
+    return started

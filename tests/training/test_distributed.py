@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from isoform.training import fit
 from isoform.training.checkpoint import Store
-from training.several import STEPS, learn, together, weights
+from training import toys
+from training.runs import Raising, same
+from training.several import STEPS, chosen, learn, spelled, together, weights
 
 
 def alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -55,3 +58,23 @@ def test_a_run_goes_on_with_another_number_of_processes(single: Path, tmp_path: 
     result, _ = learn(tmp_path, {})
     assert result.finished and result.state.step == STEPS
     alike(Store(single / "checkpoints").weights(STEPS), store.weights(STEPS))
+
+
+def test_ids_on_disk_are_learnt_from_alike_by_one_process_and_by_two(tmp_path: Path) -> None:
+    """In memory without a break, on two processes from disk, and from disk stopped in the middle."""
+    corpus = tmp_path / "words.tsv"
+    words = [f"{a}{b}{c}" for a in "abcdefgh" for b in ("", "a", "cd") for c in ("", "b", "ghe")]
+    corpus.write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
+    changes = {"steps": 6, "accumulation": 3, "checkpoint_every": 2, "validate_every": 6}
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    validation = toys.pairs(11, seed=9, shuffle=None)
+    models = [toys.pair_model(dropout=0.2) for _ in range(3)]
+    fit(models[0], spelled(corpus, None), validation, chosen(**changes), one, quiet=True)
+    stored = spelled(corpus, Path("ids"))
+    stopping = Raising(stored, 8)  # in the third update
+    result = fit(models[1], stopping, validation, chosen(**changes), three, quiet=True)
+    assert result.stop == "signal" and result.state.step == 3
+    assert fit(models[2], stored, validation, chosen(**changes), three, quiet=True).finished
+    assert same(models[0], models[2])
+    together(2, two, corpus, **changes)
+    alike(weights(models[0]), torch.load(two / "given-0.pt"))

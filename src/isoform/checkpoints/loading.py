@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from isoform.checkpoints import artifact, ctranslate2, gguf, huggingface, llama2c, onnx
+from isoform.checkpoints import adapter, artifact, ctranslate2, gguf, huggingface, llama2c, onnx
 from isoform.checkpoints.bundle import Bundle
 from isoform.errors import ArtifactError
 
@@ -23,8 +23,9 @@ def load(
     """Open an artifact, or a checkpoint of a known family.
 
     Args:
-        path: an artifact; a folder with ``config.json`` and weights in the layout of `transformers`; a
-            folder of CTranslate2; a ``.bin`` file of llama2.c; a GGUF file.
+        path: an artifact; a folder of adapters, which are merged into their base; a folder with
+            ``config.json`` and weights in the layout of `transformers`; a folder of CTranslate2; a ``.bin``
+            file of llama2.c; a GGUF file.
         check: re-run the golden probe of an artifact; a checkpoint carries none to be held against.
         dtype: what to hold the weights in; default: as stored.
         device: where to put the network.
@@ -37,6 +38,9 @@ def load(
     path = Path(path)
     if not path.exists():
         raise ArtifactError(f"{path}: no such file or folder")
+    if adapter.is_adapter(path):
+        base = load(adapter.read_state(path)["base"]["path"], check=check, unpickle=unpickle)
+        return adapter.load_adapter(path, base, dtype=dtype, device=device)
     if artifact.is_artifact(path):
         return artifact.load(path, check=check, dtype=dtype, device=device)
     if check:

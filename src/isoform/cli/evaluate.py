@@ -16,13 +16,20 @@ from isoform.errors import ConfigError
 if TYPE_CHECKING:
     from isoform.checkpoints import Bundle
     from isoform.data import Part
-    from isoform.evaluation import Evaluation
+    from isoform.evaluation import Evaluation, SideBySide
 
 DATA, FORM, SEARCH = "Data", "Output", "Search"
 
 
 def command(
-    target: common.TargetName,
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET [OTHER]",
+            help="An artifact or a checkpoint directory of a known family; a second one is held against it.",
+            show_default=False,
+        ),
+    ],
     data: Annotated[
         Path,
         typer.Option(
@@ -69,7 +76,8 @@ def command(
         str,
         typer.Option(
             metavar="NAME,…",
-            help="Default: those that fit the data.",
+            help="Default: those that fit the data. token_error_rate is the word error rate, or the phoneme "
+            "error rate where the words are phonemes.",
             rich_help_panel=FORM,
             show_default=False,
         ),
@@ -83,8 +91,13 @@ def command(
         ),
     ] = None,
     bootstrap: Annotated[
-        int, typer.Option(min=0, help="Resamples for 95 % intervals.", rich_help_panel=FORM)
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Resamples for 95 % intervals; unset: none for one network, 1000 for two.",
+            rich_help_panel=FORM,
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the resamples.", rich_help_panel=FORM)] = 12345,
     outputs: Annotated[
         Path | None,
@@ -106,20 +119,24 @@ def command(
     batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time.", rich_help_panel=SEARCH)] = 64,
     as_json: common.Json = False,
 ) -> None:
-    """Score a network on data it was not trained on, each figure with its signature.
+    """Score a network on data it was not trained on, each figure with its signature; or two side by side,
+    with paired tests on the same resampled data.
 
     With --json: {"scores": {name: {value, signature, count, better, interval, parts}}, "groups": {name:
-    {group: …}}, "items": how many}.
+    {group: …}}, "items": how many}; of two {"targets": both, "scores": {name: {first, second, difference,
+    interval, p_value}}, "not_tested": {name: why}, "items"}.
     """
-    from isoform.evaluation import Bootstrap, Settings, evaluate
+    from isoform.evaluation import Bootstrap, Settings, evaluate, side_by_side
     from isoform.evaluation.files import classes_of
     from isoform.generation import Beam
 
-    bundle = common.resolve(target).bundle
-    if bundle is None:
-        raise ConfigError(f"{target}: no artifact or checkpoint: there are no weights to score")
+    if len(targets) > 2:
+        raise ConfigError(f"{len(targets)} networks given: one is scored, or two are held against each other")
     if beam is None and length_penalty != "none":
         raise ConfigError("--length-penalty ranks beams: give --beam too")
+    resamples = (1000 if len(targets) == 2 else 0) if bootstrap is None else bootstrap
+    if len(targets) == 2 and not resamples:
+        raise ConfigError("--bootstrap 0: two networks are tested on resampled data; expected at least 1")
     settings = Settings(
         metrics=[name.strip() for name in metrics.split(",")] if metrics else None,
         search=None if beam is None else Beam(beam, length_penalty, alpha=alpha),
@@ -127,16 +144,31 @@ def command(
         batch_size=batch_size,
         pool_references=pool_references,
         group=None if by is None else _group(by),
-        bootstrap=None if bootstrap == 0 else Bootstrap(bootstrap, seed),
+        bootstrap=Bootstrap(resamples, seed) if resamples else None,
     )
     source = (references, [f.strip() for f in fields.split(",")] if fields else [], documents, window)
-    found = evaluate(bundle, _part(bundle, data, part, *source), settings, classes=list(classes_of(bundle)))
+    found: list[Evaluation] = []
+    for target in targets:
+        bundle = common.resolve(target).bundle
+        if bundle is None:
+            raise ConfigError(f"{target}: no artifact or checkpoint: there are no weights to score")
+        read = _part(bundle, data, part, *source)
+        found.append(evaluate(bundle, read, settings, classes=list(classes_of(bundle))))
     if outputs is not None:
         _write(outputs, found)
-    if as_json:
-        common.emit({"scores": found.scores, "groups": found.groups, "items": len(found.items)})
+    if len(found) == 2:
+        both = side_by_side(*found, Bootstrap(resamples, seed))
+        if as_json:
+            items = len(found[0].items)
+            common.emit(
+                {"targets": targets, "scores": both.tests, "not_tested": both.untested, "items": items}
+            )
+        else:
+            _show_both(targets, both)
+    elif as_json:
+        common.emit({"scores": found[0].scores, "groups": found[0].groups, "items": len(found[0].items)})
     else:
-        _show(found)
+        _show(found[0])
 
 
 def _part(
@@ -180,11 +212,37 @@ def _group(expression: str) -> Callable[[Any], str]:
     return group
 
 
-def _write(path: Path, found: Evaluation) -> None:
+def _write(path: Path, found: list[Evaluation]) -> None:
     from isoform.config.files import write_text
 
-    lines = [json.dumps(common.plain(item), ensure_ascii=False) for item in found.items]
+    rows: list[dict[str, Any]] = [common.plain(item) for item in found[0].items]
+    for other in found[1:]:
+        rows = [{**row, "other_output": item.output} for row, item in zip(rows, other.items, strict=True)]
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def _show_both(targets: list[str], both: SideBySide) -> None:
+    from isoform.report import terminal
+
+    page = terminal.console()
+    rows = [
+        (
+            name,
+            f"{test.first.value:.4f}",
+            f"{test.second.value:.4f}",
+            f"{test.difference:+.4f}",
+            f"{test.interval[0]:+.4f} – {test.interval[1]:+.4f}",
+            f"{test.p_value:.3f}",
+            test.first.signature,
+        )
+        for name, test in both.tests.items()
+    ]
+    columns = ("metric", "first", "second", "difference", "95 %", "p", "signature")
+    page.print(f"first: {targets[0]}\nsecond: {targets[1]}")
+    page.print(terminal.table(columns, rows, right=(1, 2, 3, 4, 5)))
+    for name, reason in both.untested.items():
+        page.print(f"{name}: {reason}")
 
 
 def _show(found: Evaluation) -> None:

@@ -136,10 +136,10 @@ def _search(
 
 
 def _lines(files: list[Path]) -> Iterator[str]:
-    from isoform.data.files import read_lines
+    from isoform.data.files import lines
 
     for file in files:
-        yield from read_lines(file, "utf-8")
+        yield from lines(file, "utf-8")
     if files:
         return
     try:

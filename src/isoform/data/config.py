@@ -106,6 +106,24 @@ class Sides(Frozen):
     target: Path
 
 
+class Store(Frozen):
+    """The training part as ids on disk, mapped into memory: for corpora that do not fit into it.
+
+    They are read once, a piece at a time, and never held as a whole. ``train`` may then be a pattern for many
+    files (``part-*.jsonl.zst``). Tokenizers are learnt from, and the preflight looks at, the first
+    ``sample`` records (of a stream: its first 16 million characters).
+
+    Attributes:
+        folder: where the ids are kept; a later run with the same data and tokenizers reads them from there.
+        workers: processes that tokenize; 0: this one.
+        sample: see above.
+    """
+
+    folder: Path
+    workers: Annotated[int, Field(ge=0)] = 0
+    sample: Annotated[int, Field(ge=1)] = 20_000
+
+
 class Part(Frozen):
     """What all kinds of data have in common: files, their encoding, and what to do with bad records.
 
@@ -130,6 +148,7 @@ class ParallelData(Part):
     train: Sides | Path
     validation: Sides | Path | None = None
     test: Sides | Path | None = None
+    store: Store | None = None
     max_source: Limit = None
     max_target: Limit = None
 
@@ -137,6 +156,7 @@ class ParallelData(Part):
     def _consistent(self) -> ParallelData:
         _check_paths(self.format, self.train, self.validation, self.test)
         _check_split(self.split, self.validation, self.test)
+        _check_store(self.split, self.store)
         return self
 
 
@@ -148,12 +168,14 @@ class PrefixData(Part):
     train: Sides | Path
     validation: Sides | Path | None = None
     test: Sides | Path | None = None
+    store: Store | None = None
     max_length: Limit = None
 
     @model_validator(mode="after")
     def _consistent(self) -> PrefixData:
         _check_paths(self.format, self.train, self.validation, self.test)
         _check_split(self.split, self.validation, self.test)
+        _check_store(self.split, self.store)
         return self
 
 
@@ -162,18 +184,26 @@ class TextData(Part):
 
     ``"stream"``: the whole file, line ends included, is one document cut into windows.
     ``"lines"``: each line is a document.
+    ``"jsonl"``: ``field`` of the JSON object on each line is a document.
+    ``"parquet"``, ``"dataset"``: the column ``field`` of a parquet file, or of a folder that
+    `datasets.Dataset.save_to_disk` wrote; each row is a document.
     """
 
     kind: Literal["text"] = "text"
-    documents: Literal["stream", "lines"]
+    documents: Literal["stream", "lines", "jsonl", "parquet", "dataset"]
+    field: str | None = None
     train: Path
     validation: Path | None = None
     test: Path | None = None
+    store: Store | None = None
     max_length: Limit = None
 
     @model_validator(mode="after")
     def _consistent(self) -> TextData:
         _check_split(self.split, self.validation, self.test)
+        _check_store(self.split, self.store)
+        if (self.field is None) != (self.documents in ("stream", "lines")):
+            raise ValueError('field belongs to documents = "jsonl", "parquet" and "dataset", which need it')
         if self.documents == "stream":
             if self.split is not None and self.split.order != "contiguous":
                 raise ValueError('a stream can only be split with order = "contiguous"')
@@ -245,6 +275,11 @@ def _check_paths(form: object, *paths: Sides | Path | None) -> None:
         if path is not None and isinstance(path, Sides) != isinstance(form, TwoFiles):
             expected = "{source = …, target = …}" if isinstance(form, TwoFiles) else "one path"
             raise ValueError(f'format kind = "{form.kind}" takes {expected} for train, validation and test')  # type: ignore[attr-defined]
+
+
+def _check_store(split: Split | None, store: Store | None) -> None:
+    if split is not None and store is not None:
+        raise ValueError("a split needs all records at once: with store, give files for validation and test")
 
 
 def _check_split(split: Split | None, validation: object, test: object) -> None:

@@ -112,19 +112,28 @@ def _read(config: FileData, path: Sides | Path, part: str, base: Path) -> Record
     files = tuple(
         base / file for file in ((path.source, path.target) if isinstance(path, Sides) else (path,))
     )
-    numbered = list(_rows(config, files))
+    numbered = list(rows(config, files))
     if not numbered:
         raise DataError(f"{files[0]}: no records in the file")
     return Records(part, [item for _, item in numbered], [number for number, _ in numbered], files)
 
 
-def _rows(config: FileData, files: tuple[Path, ...]) -> Iterator[tuple[int, Record]]:
+def rows(config: FileData, files: tuple[Path, ...]) -> Iterator[tuple[int, Record]]:
+    """The records of one file, or of two files of parallel lines, one at a time, with their line numbers."""
     path, encoding = files[0], config.encoding
     if isinstance(config, TextData):
         if config.documents == "stream":
             yield 1, readers.read_stream(path, encoding)
-        else:
+        elif config.documents == "lines":
             yield from readers.read_documents(path, encoding)
+        else:
+            assert config.field is not None
+            if config.documents == "jsonl":
+                yield from readers.read_json_documents(path, config.field, encoding)
+            elif config.documents == "parquet":
+                yield from readers.read_parquet(path, config.field)
+            else:
+                yield from readers.read_dataset(path, config.field)
     elif isinstance(config, LabelledData):
         form = config.format
         if isinstance(form, LabelTsv):

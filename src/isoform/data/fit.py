@@ -36,7 +36,7 @@ def fit_lengths(
     """Apply the limits to lengths: which records stay, and how many were dropped or are to be cut.
 
     Raises:
-        DataError: a record over its limit where the policy is ``"error"``, or nothing is left.
+        DataError: a record over its limit where the policy is ``"error"``.
     """
     over = {n: sizes > limit for n, (sizes, limit) in lengths.items() if limit is not None}
     bad = np.logical_or.reduce(list(over.values())) if over else np.zeros(len(records), dtype=bool)
@@ -50,7 +50,4 @@ def fit_lengths(
             f"{records.where(first)}: {name} of {int(sizes[first])} tokens, the limit is {limit}"
             f' ({int(bad.sum())} such in {records.name}); raise it, or set over_long = "drop" or "truncate"'
         )
-    kept = np.flatnonzero(~bad)
-    if not len(kept):
-        raise DataError(f"{records.where(0)}: every record of {records.name} is over the limit")
-    return Fit(kept, int(bad.sum()), 0)
+    return Fit(np.flatnonzero(~bad), int(bad.sum()), 0)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from isoform.data import encode, labelling, sequences
+from isoform.data import encode, labelling, sequences, streaming
 from isoform.data.batching import Batch, Batches, LabelledBatch
 from isoform.data.batching_config import BatchingConfig, Masking, Packed, TokenBudget, Windows
 from isoform.data.config import (
@@ -28,6 +28,7 @@ from isoform.data.fit import Fit
 from isoform.data.preflight import Limits, Preflight, examine
 from isoform.data.ragged import Ragged
 from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, columns
+from isoform.data.store import Stored
 from isoform.data.tokenizer import Tokenizer
 from isoform.data.tokenizer_config import TokenizersConfig
 from isoform.data.vocabularies import Tokenizers, build_tokenizers
@@ -45,11 +46,23 @@ class Part:
         records: the records, after the policy for empty ones.
         batches: in training order for ``train``, in a fixed order for the others.
         fit: what the limits on length did; None for a stream.
+        stored: the ids on disk, where the part is too large for memory: then ``records`` are the first only.
     """
 
     records: Records[Record]
     batches: Batches[Batch] | Batches[LabelledBatch]
     fit: Fit | None
+    stored: Stored | None = None
+
+    @property
+    def where(self) -> Callable[[int], str]:
+        """The place that the row of a batch was read from."""
+        if self.fit is None:
+            return lambda row: f"{self._record(0)}, window at token {row}"
+        return self._record
+
+    def _record(self, record: int) -> str:
+        return self.records.where(record) if self.stored is None else self.stored.where(record)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +125,8 @@ def prepare(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Prepared:
     classes = encode.classes_of([*report.parts["train"].classes])
 
     def part(name: PartName) -> Part:
+        if name == "train" and checked.stored is not None:
+            return stored_part(task, checked.parts[name], checked.stored, made)
         return prepare_part(task, checked.parts[name], checked.ids[name], made, classes)
 
     train, validation = part("train"), part("validation") if "validation" in checked.parts else None
@@ -129,6 +144,7 @@ class Checked:
     tokenizers: Tokenizers
     parts: dict[str, Records[Record]]
     ids: dict[str, dict[str, Ragged]]
+    stored: Stored | None = None
 
 
 def check(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Checked:
@@ -140,12 +156,64 @@ def check(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Checked:
         ConfigError: sections that do not go together.
     """
     _refuse_misfit(task)
-    parts = {name: records for name in PARTS if (records := read_raw(task.data, name, task.base)) is not None}
+    parts = {name: records for name in PARTS if (records := _raw(task, name)) is not None}
     if isinstance(tokenizers, TokenizersConfig):
         tokenizers = build_tokenizers(tokenizers, task.data, parts["train"], task.base, task.masking)
     by_side = _by_side(parts["train"], tokenizers)
     ids = {name: encode.encode_sides(records, by_side) for name, records in parts.items()}
-    return Checked(examine(parts, ids, by_side, _limits(task.data)), tokenizers, dict(parts), ids)
+    if streaming.streamed(task.data) is None:
+        return Checked(examine(parts, ids, by_side, _limits(task.data)), tokenizers, dict(parts), ids)
+    stored = streaming.stored(cast("streaming.Streamed", task.data), tokenizers, task.base)
+    seen = stored.seen("records"), stored.seen("sources")
+    report = examine(parts, ids, by_side, _limits(task.data), seen).with_stored(
+        stored.state, len(parts["train"])
+    )
+    return Checked(report, tokenizers, dict(parts), ids, stored)
+
+
+def _raw(task: Task, name: PartName) -> Records[Record] | None:
+    if name == "train" and streaming.streamed(task.data) is not None:
+        return streaming.sample(cast("streaming.Streamed", task.data), task.base)
+    return read_raw(task.data, name, task.base)
+
+
+def stored_part(task: Task, records: Records[Record], stored: Stored, tokenizers: Tokenizers) -> Part:
+    """The training part's batches, made of ids that stay on disk.
+
+    Args:
+        task: how.
+        records: the first of them, for messages.
+        stored: all of them.
+        tokenizers: those that made the ids.
+    """
+    data, batching, fit = task.data, task.batching, stored.fit()
+    source, target = tokenizers.source, tokenizers.target
+    pad, where = source.special.pad or 0, stored.where
+    common: dict[str, Any] = {"seed": task.seed, "where": where}
+    if isinstance(data, ParallelData):
+        assert isinstance(batching, TokenBudget)
+        pairs = encode.EncodedPairs(stored.rows("source"), stored.rows("target"), fit)
+        ends = {"source_pad": pad, "target_pad": target.special.pad or 0}
+        found: Any = sequences.pair_batches(
+            pairs, start_id=_start(task, target), budget=batching, **ends, **common
+        )
+        return Part(records, found, fit, stored)
+    rows = stored.rows("tokens")
+    if isinstance(data, PrefixData):
+        assert isinstance(batching, TokenBudget)
+        prompts = encode.EncodedPrompts(rows, stored.array("prefix"), fit)
+        return Part(
+            records, sequences.prompt_batches(prompts, pad=pad, budget=batching, **common), fit, stored
+        )
+    if isinstance(batching, Windows):
+        windows = RandomWindows(rows.flat, windows=batching, seed=task.seed, where=where(0))
+        return Part(records, windows, None, stored)
+    texts, start = EncodedTexts(rows, fit), _start(task, source)
+    if isinstance(batching, Packed):
+        found = sequences.PackedDocuments(texts, start_id=start, pad=pad, packing=batching, **common)
+    else:
+        found = sequences.document_batches(texts, start_id=start, pad=pad, budget=batching, **common)
+    return Part(records, found, fit, stored)
 
 
 def prepare_part(
@@ -163,7 +231,23 @@ def prepare_part(
         ids: what `isoform.data.encode.encode_sides` made of them.
         tokenizers: those that made the ids.
         classes: the number of each label.
+
+    Raises:
+        DataError: a record that the policies do not allow for, or none is left.
     """
+    part = _prepared(task, records, ids, tokenizers, classes)
+    if part.fit is not None and not len(part.fit.kept):
+        raise DataError(f"{records.where(0)}: every record of {records.name} is over the limit")
+    return part
+
+
+def _prepared(
+    task: Task,
+    records: Records[Record],
+    ids: Mapping[str, Ragged],
+    tokenizers: Tokenizers,
+    classes: Mapping[str, int],
+) -> Part:
     data, batching, source, target = task.data, task.batching, tokenizers.source, tokenizers.target
     name = records.name
     seed = task.seed if name == "train" else None
@@ -300,6 +384,8 @@ def _refuse_misfit(task: Task) -> None:
     data, kind = task.data, task.batching.kind
     text = isinstance(data, TextData)
     stream = text and data.documents == "stream"
+    if task.masking is not None and streaming.streamed(data) is not None:
+        raise ConfigError("data.store: masked-token training reads its texts into memory; leave store out")
     if task.masking is not None and not text:
         raise ConfigError(f'masking needs data of kind "text", not "{data.kind}"')
     allowed = ["windows"] if stream else ["tokens"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,22 @@ class Preflight:
         }
         return dataclasses.replace(self, parts=parts)
 
+    def with_stored(self, state: Mapping[str, Any], looked_at: int) -> Preflight:
+        """The same report, where only the first records of the training part were looked at closely.
+
+        Args:
+            state: what `isoform.data.store.Stored` says of all of them.
+            looked_at: how many the report is about.
+        """
+        train = dataclasses.replace(self.parts["train"], records=state["records"] + state["empty"])
+        tokens = ", ".join(f"{count:,} {side}" for side, count in state["tokens"].items())
+        said = (
+            f"train: kept as ids on disk: {state['rows']:,} rows, ids: {tokens}; {state['empty']:,} empty and"
+            f" {state['dropped']:,} over-long records left out, {state['truncated']:,} cut; lengths and"
+            f" samples are those of the first {looked_at:,}"
+        )
+        return dataclasses.replace(self, parts={**self.parts, "train": train}, remarks=(*self.remarks, said))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -142,6 +158,7 @@ def examine(
     ids: Mapping[str, Mapping[str, Ragged]],
     tokenizers: Mapping[str, Tokenizer],
     limits: Limits,
+    training: tuple[Container[object], Container[object]] | None = None,
 ) -> Preflight:
     """Examine the parts of the data; nothing is raised for what is wrong with a record.
 
@@ -150,10 +167,12 @@ def examine(
         ids: what `isoform.data.encode.encode_sides` made of each part.
         tokenizers: by side: ``source`` and ``target``, ``prompt`` and ``answer``, or ``text``.
         limits: on ``source`` and ``target``, on ``"prompt and answer"``, or on ``text``.
+        training: all training records and their sources, where ``"train"`` holds only some of them.
     """
     train = parts["train"]
-    rows = list(zip(*columns(train.items).values(), strict=True)) if len(parts) > 1 else []
-    training = set(rows), {row[0] for row in rows}
+    if training is None:
+        rows = list(zip(*columns(train.items).values(), strict=True)) if len(parts) > 1 else []
+        training = set(rows), {row[0] for row in rows}
     reports: dict[str, PartReport] = {}
     problems: list[str] = []
     remarks: list[str] = []
@@ -174,7 +193,7 @@ def _examine(
     encoded: Mapping[str, Ragged],
     tokenizers: Mapping[str, Tokenizer],
     limits: Limits,
-    training: tuple[set[tuple[str, ...]], set[str]],
+    training: tuple[Container[object], Container[object]],
 ) -> PartReport:
     texts = list(zip(*columns(records.items).values(), strict=True))
     measured = _measured(records, encoded, tokenizers)

@@ -10,8 +10,8 @@ T = TypeVar("T")
 PATIENCE = 2.0  # seconds
 
 
-def track(items: Iterable[T], *, total: int, what: str) -> Iterator[T]:
-    """Pass items on; after two seconds show how many of ``total`` are done, on standard error."""
+def track(items: Iterable[T], *, total: int | None, what: str) -> Iterator[T]:
+    """Pass items on; after two seconds show how many of ``total`` (None: unknown) are done, on stderr."""
     start, shown = time.monotonic(), False
     bar = task = None
     try:

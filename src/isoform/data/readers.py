@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from isoform.data.files import read_lines, read_text
+from isoform.data.files import lines, read_text
 from isoform.data.records import Document, Labelled, Pair, Tagged
-from isoform.errors import DataError
+from isoform.errors import DataError, did_you_mean
 
 Numbered = tuple[int, tuple[str, ...]]
 
@@ -20,13 +21,19 @@ def read_parallel_lines(source: Path, target: Path, encoding: str) -> Iterator[t
     Raises:
         DataError: the files have unequal numbers of lines.
     """
-    left, right = read_lines(source, encoding), read_lines(target, encoding)
-    if len(left) != len(right):
-        raise DataError(
-            f"{source} has {len(left)} lines and {target} has {len(right)}: parallel files need equally many"
-        )
-    for number, (a, b) in enumerate(zip(left, right, strict=True), 1):
+    left, right = lines(source, encoding), lines(target, encoding)
+    number = 0
+    for number, (a, b) in enumerate(zip_longest(left, right), 1):
+        if a is None or b is None:
+            break
         yield number, Pair(a, b)
+    else:
+        return
+    more = number + sum(1 for _ in left) + sum(1 for _ in right)
+    counts = (number - 1, more) if a is None else (more, number - 1)
+    raise DataError(
+        f"{source} has {counts[0]} lines and {target} has {counts[1]}: parallel files need equally many"
+    )
 
 
 def read_tsv(path: Path, columns: Sequence[int], encoding: str) -> Iterator[Numbered]:
@@ -37,7 +44,7 @@ def read_tsv(path: Path, columns: Sequence[int], encoding: str) -> Iterator[Numb
     """
     need = max(columns)
     picks = [column - 1 for column in columns]
-    for number, line in enumerate(read_lines(path, encoding), 1):
+    for number, line in enumerate(lines(path, encoding), 1):
         cells = line.split("\t")
         if len(cells) < need:
             raise DataError(
@@ -54,7 +61,7 @@ def read_json_objects(
     Raises:
         DataError: a line is not a JSON object or lacks a field.
     """
-    for number, line in enumerate(read_lines(path, encoding), 1):
+    for number, line in enumerate(lines(path, encoding), 1):
         if not line.strip():
             continue
         try:
@@ -99,7 +106,7 @@ def read_conll(path: Path, word: int, tag: int, encoding: str) -> Iterator[tuple
     words: list[str] = []
     tags: list[str] = []
     first = 1
-    for number, line in enumerate([*read_lines(path, encoding), ""], 1):
+    for number, line in enumerate(chain(lines(path, encoding), ("",)), 1):
         cells = line.split()
         if not cells:
             if words:
@@ -116,8 +123,71 @@ def read_conll(path: Path, word: int, tag: int, encoding: str) -> Iterator[tuple
 
 def read_documents(path: Path, encoding: str) -> Iterator[tuple[int, Document]]:
     """Each line as a document."""
-    for number, line in enumerate(read_lines(path, encoding), 1):
+    for number, line in enumerate(lines(path, encoding), 1):
         yield number, Document(line)
+
+
+def read_json_documents(path: Path, field: str, encoding: str) -> Iterator[tuple[int, Document]]:
+    """A field of each JSON object as a document."""
+    for number, (text,) in read_jsonl(path, (field,), encoding):
+        yield number, Document(text)
+
+
+def read_parquet(path: Path, column: str) -> Iterator[tuple[int, Document]]:
+    """A column of strings, a row group at a time; rows are counted from 1.
+
+    Raises:
+        DataError: the package is missing, the file is damaged, or the column is missing or holds no strings.
+    """
+    try:
+        import pyarrow as arrow  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise DataError(f"{path}: needs the package pyarrow: pip install 'isoform[corpora]'") from None
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with parquet.ParquetFile(path) as file:
+            known = file.schema_arrow.names
+            if column not in known:
+                raise DataError(f"{path}: no column {column!r}{did_you_mean(column, known)}")
+            kind = file.schema_arrow.field(column).type
+            if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
+                raise DataError(f"{path}: column {column!r} holds {kind}, expected strings")
+            number = 0
+            for batch in file.iter_batches(columns=[column]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    yield number, Document(text or "")
+    except (arrow.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a whole parquet file: {' '.join(str(error).split())}") from None
+
+
+def read_dataset(path: Path, column: str) -> Iterator[tuple[int, Document]]:
+    """A column of strings of what `datasets.Dataset.save_to_disk` wrote; it stays on disk. From 1.
+
+    Raises:
+        DataError: the package is missing, there is no such data set, or the column is missing.
+    """
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise DataError(f"{path}: needs the package datasets: pip install 'isoform[corpora]'") from None
+    try:
+        found = datasets.load_from_disk(str(path))
+    except (FileNotFoundError, ValueError, OSError) as error:
+        raise DataError(f"{path}: no data set saved to disk: {' '.join(str(error).split())}") from None
+    if not isinstance(found, datasets.Dataset):
+        raise DataError(f"{path}: several splits; name the folder of one")
+    if column not in found.column_names:
+        raise DataError(f"{path}: no column {column!r}{did_you_mean(column, found.column_names)}")
+    for number, row in enumerate(found.select_columns([column]), 1):
+        text = row[column]
+        if not isinstance(text, str):
+            raise DataError(
+                f"{path}, row {number}: {column!r} holds {type(text).__name__}, expected a string"
+            )
+        yield number, Document(text)
 
 
 def read_stream(path: Path, encoding: str) -> Document:

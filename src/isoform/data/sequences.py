@@ -11,7 +11,7 @@ from isoform.data.batching import Batch, BucketReport, Position, shift_right
 from isoform.data.batching_config import Packed, TokenBudget
 from isoform.data.buckets import ORDER, Bucketed
 from isoform.data.encode import EncodedPairs, EncodedPrompts, EncodedTexts
-from isoform.data.ragged import Ints, Ragged, to_tokens
+from isoform.data.ragged import Ints, to_tokens
 from isoform.errors import DataError
 
 Where = Callable[[int], str]
@@ -127,43 +127,45 @@ class PackedDocuments:
                 f" longer than a packed row of {packing.length}"
             )
         self._texts, self._start, self._pad, self._packing, self._seed = texts, start_id, pad, packing, seed
-        self._plan: tuple[int, list[list[int]]] | None = None
+        self._plan: tuple[int, Ints, Ints] | None = None
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
-        return -(-len(self._rows(epoch)) // self._packing.batch_size)
+        return -(-(len(self._rows(epoch)[1]) - 1) // self._packing.batch_size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from the given one on."""
-        rows, size = self._rows(epoch), self._packing.batch_size
+        (order, starts), size = self._rows(epoch), self._packing.batch_size
         for index in range(start, self.count(epoch)):
-            yield self._assemble(rows[index * size : (index + 1) * size])
+            ends = starts[index * size : (index + 1) * size + 1]
+            yield self._assemble(order[ends[0] : ends[-1]], np.diff(ends))
 
     def report(self, epoch: int) -> BucketReport:
         """How well the epoch's rows are filled."""
-        rows, real = self._rows(epoch), int(self._texts.tokens.lengths.sum())
-        return BucketReport(self.count(epoch), len(rows), real, len(rows) * self._packing.length - real)
+        rows, real = len(self._rows(epoch)[1]) - 1, int(self._texts.tokens.lengths.sum())
+        return BucketReport(self.count(epoch), rows, real, rows * self._packing.length - real)
 
     def largest(self) -> Batch:
         """The first batch: all are of one size, but for the last."""
         return next(self.epoch(0))
 
-    def _rows(self, epoch: int) -> list[list[int]]:
+    def _rows(self, epoch: int) -> tuple[Ints, Ints]:
+        """The documents in their order, and where in it each row begins; at last where the last one ends."""
         key = 0 if self._seed is None else epoch
         if self._plan is None or self._plan[0] != key:
             count = len(self._texts.tokens)
             order = np.arange(count)
             if self._seed is not None:
                 order = np.random.default_rng([self._seed, epoch, ORDER]).permutation(count)
-            self._plan = key, _pack(order, self._texts.tokens, self._packing.length)
-        return self._plan[1]
+            self._plan = key, order, _pack(self._texts.tokens.lengths[order], self._packing.length)
+        return self._plan[1:]
 
-    def _assemble(self, rows: list[list[int]]) -> Batch:
-        texts, length = self._texts.tokens, self._packing.length
-        documents = np.array([document for row in rows for document in row])
+    def _assemble(self, documents: Ints, members: Ints) -> Batch:
+        """The batch of documents, so many of them in each row."""
+        texts, length, rows = self._texts.tokens, self._packing.length, len(members)
         sizes = texts.lengths[documents]
-        row = np.repeat(np.arange(len(rows)), [len(members) for members in rows])
-        number = np.concatenate([np.arange(len(members)) for members in rows])
+        row = np.repeat(np.arange(rows), members)
+        number = np.concatenate([np.arange(count) for count in members])
         before = np.cumsum(sizes) - sizes
         column = before - before[np.searchsorted(row, row)]  # where each document starts in its row
         ids, real = texts.pad(documents, self._pad)
@@ -173,15 +175,15 @@ class PackedDocuments:
             np.repeat(row, sizes),
             np.concatenate([np.arange(s) + c for s, c in zip(sizes, column, strict=True)]),
         )
-        shape = (len(rows), length)
+        shape = (rows, length)
         placed = {name: np.full(shape, self._pad, dtype=np.int64) for name in ("inputs", "labels")}
         placed["inputs"][at], placed["labels"][at] = inputs.numpy()[real], labels.numpy()[real]
         # Padding goes on counting as the row's last document, so that no new one seems to begin there.
-        segment = np.repeat(np.array([len(members) - 1 for members in rows])[:, None], length, axis=1)
+        segment = np.repeat((members - 1)[:, None], length, axis=1)
         filled = np.zeros(shape, dtype=bool)
         segment[at], filled[at] = np.repeat(number, sizes), True
         mask = torch.from_numpy(filled)
-        first = self._texts.fit.kept[[members[0] for members in rows]]
+        first = self._texts.fit.kept[documents[np.cumsum(members) - members]]
         return Batch(
             decoder_input=to_tokens(
                 torch.from_numpy(placed["inputs"]), mask, documents=torch.from_numpy(segment)
@@ -192,16 +194,14 @@ class PackedDocuments:
         )
 
 
-def _pack(order: Ints, texts: Ragged, length: int) -> list[list[int]]:
-    rows: list[list[int]] = []
-    room = 0
-    for document, size in zip(order.tolist(), texts.lengths[order].tolist(), strict=True):
-        if size > room:
-            rows.append([])
-            room = length
-        rows[-1].append(document)
-        room -= size
-    return rows
+def _pack(sizes: Ints, length: int) -> Ints:
+    """Where each row of at most ``length`` ids begins, and where the last one ends."""
+    ends = np.cumsum(sizes)
+    starts, filled = [0], 0
+    while starts[-1] < len(sizes):
+        starts.append(int(np.searchsorted(ends, filled + length, side="right")))
+        filled = int(ends[starts[-1] - 1])
+    return np.array(starts)
 
 
 def _kept(where: Where, kept: Ints) -> Where:

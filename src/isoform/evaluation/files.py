@@ -19,6 +19,7 @@ from isoform.data.config import (
     TextData,
 )
 from isoform.data.corpus import PartName, read_raw
+from isoform.data.files import bare_suffix
 from isoform.data.pipeline import Part, Task, prepare_part
 from isoform.data.records import columns
 from isoform.data.tokenizer import Template
@@ -59,8 +60,7 @@ def data_of_file(
     """
     if fields and len(fields) != 2:
         raise ConfigError(f"two fields are needed, {len(fields)} given: {', '.join(fields)}")
-    name = path.name.removesuffix(".gz")
-    suffix = Path(name).suffix
+    suffix = bare_suffix(path)
     head, cfg = bundle.config.head, bundle.config
     if isinstance(head, SequenceHead):
         form = _table(suffix, fields, ("text", "label"), path)
@@ -105,7 +105,7 @@ def part_of(
     records = read_raw(data, part, base)
     if records is None:
         raise DataError(f"the data name no {part} part")
-    tokenizers = _tokenizers(bundle, data)
+    tokenizers = tokenizers_for(bundle, data)
     names = columns([records.items[0]])
     by_side = dict(zip(names, (tokenizers.source, tokenizers.target), strict=False))
     ids = encode.encode_sides(records, by_side)
@@ -125,17 +125,21 @@ def classes_of(bundle: Bundle) -> dict[str, int]:
     return {str(label): number for number, label in enumerate(labels)}
 
 
-def _tokenizers(bundle: Bundle, data: DataConfig) -> Tokenizers:
-    """Those of the network, with what its protocol puts around texts as templates."""
+def tokenizers_for(bundle: Bundle, data: DataConfig) -> Tokenizers:
+    """Those of the network, with what its protocol puts around texts of this kind as templates.
+
+    Raises:
+        TokenizerError: the bundle has none.
+    """
     protocol, target = bundle.protocol, bundle.tokenizer
     source = bundle.source_tokenizer if bundle.config.source is not None else target
     if source is None or target is None:
-        raise TokenizerError("the network has no tokenizer, so no text can be scored")
+        raise TokenizerError("the network has no tokenizer, so it can read no text")
     around = Template(protocol.source_prefix, protocol.source_suffix)
     if isinstance(data, PrefixData):
         around = Template(prefix=protocol.start)
     elif isinstance(data, TextData):
-        ended = data.documents == "lines" and protocol.end_supervised
+        ended = data.documents != "stream" and protocol.end_supervised
         around = Template(suffix=protocol.eos_ids[:1] if ended else ())
     return Tokenizers(source.with_template(around), target)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
@@ -58,9 +59,42 @@ def row_nll(
     return sums, batch.supervised.sum(-1)
 
 
-def nll(
-    model: Transformer, batches: Iterable[Batch | LabelledBatch], texts: Iterable[str] | None = None
-) -> Counted:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Likelihood:
+    """What each row of some data gave, in the order of the data, whatever the batches were.
+
+    Attributes:
+        rows: which record each row comes from.
+        table: ``[rows, 2]`` sum of -log p in nats, and number of supervised positions.
+    """
+
+    rows: tuple[int, ...]
+    table: Floats
+
+
+def row_likelihoods(model: Transformer, batches: Iterable[Batch | LabelledBatch]) -> Likelihood:
+    """Read all batches once; the network is in eval mode meanwhile.
+
+    Raises:
+        SupervisionError: nothing is supervised.
+    """
+    training = model.training
+    model.eval()
+    found: list[tuple[int, float, float]] = []
+    try:
+        for batch in batches:
+            sums, counts = row_nll(model, batch)
+            found += zip(batch.rows.tolist(), sums.tolist(), counts.tolist(), strict=True)
+    finally:
+        model.train(training)
+    found.sort()
+    table = np.array([row[1:] for row in found], dtype=np.float64).reshape(-1, 2)
+    if not table[:, 1].sum():
+        raise SupervisionError("nll: no position is supervised, so there is nothing to measure")
+    return Likelihood(tuple(row[0] for row in found), table)
+
+
+def nll(found: Likelihood, texts: Iterable[str] | None = None) -> Counted:
     """Negative log-likelihood a supervised position, in nats; perplexity is its exponential.
 
     Per word and per byte the whole sum, ends of sequences included, is divided by the whitespace-separated
@@ -68,26 +102,10 @@ def nll(
     tokenizations. Resampled by row.
 
     Args:
-        model: the network; it is in eval mode meanwhile.
-        batches: what is predicted.
-        texts: what they predict, as text (of a stream the whole, though nothing predicts its first token);
+        found: what a network said.
+        texts: what it predicted, as text (of a stream the whole, though nothing predicts its first token);
             None: no figures by word and byte.
-
-    Raises:
-        SupervisionError: nothing is supervised.
     """
-    training = model.training
-    model.eval()
-    found: list[tuple[float, float]] = []
-    try:
-        for batch in batches:
-            sums, counts = row_nll(model, batch)
-            found += zip(sums.tolist(), counts.tolist(), strict=True)
-    finally:
-        model.train(training)
-    table = np.array(found, dtype=np.float64).reshape(-1, 2)
-    if not table[:, 1].sum():
-        raise SupervisionError("nll: no position is supervised, so there is nothing to measure")
     words = size = 0
     for text in texts or ():
         words, size = words + len(text.split()), size + len(text.encode())
@@ -98,11 +116,26 @@ def nll(
         if words:
             result |= {"nll_per_word": total / words, "perplexity_per_word": _exp(total / words)}
         if size:
-            result |= {"bits_per_byte": total / size / math.log(2)}
+            result |= {"bits_per_byte": total / size / math.log(2), "perplexity_per_byte": _exp(total / size)}
         return result
 
     signature = f"unit:nats/token|smoothing:none|end:included|version:{__version__}"
-    return Counted("nll", table, ratio, signature, "less", size=lambda s: int(s[1]), parts=parts)
+    return Counted("nll", found.table, ratio, signature, "less", size=lambda s: int(s[1]), parts=parts)
+
+
+def bits_per_byte(found: Likelihood, texts: Mapping[int, str]) -> Counted:
+    """Negative log-likelihood, ends of sequences included, in bits a UTF-8 byte of what is predicted.
+
+    Two networks with tokenizers of their own can be held against each other by it. Resampled by row.
+
+    Args:
+        found: what a network said.
+        texts: the text that each row predicts, by record.
+    """
+    sizes = np.array([len(texts[row].encode()) for row in found.rows], dtype=np.float64)
+    table = np.stack([found.table[:, 0] / math.log(2), sizes], axis=1)
+    signature = f"unit:bits/byte|smoothing:none|end:included|version:{__version__}"
+    return Counted("bits_per_byte", table, ratio, signature, "less", size=lambda s: int(s[1]))
 
 
 def _exp(value: float) -> float:

@@ -30,12 +30,13 @@ GENERATED: dict[str, Callable[[Sequence[str], texts.References], Counted]] = {
     "token_error_rate": texts.error_rate,
     "character_error_rate": lambda outputs, right: texts.error_rate(outputs, right, unit="characters"),
 }
+LIKELIHOOD = ("nll", "bits_per_byte")
 LABELS = {"accuracy": labels.accuracy, "macro_f1": labels.macro_f1}
 TAGS = {"accuracy": labels.tag_accuracy, "span_f1": labels.span_f1}
 KNOWN: dict[type[Record], tuple[str, ...]] = {
-    Pair: ("nll", *GENERATED),
-    Prompted: ("nll", *GENERATED),
-    Document: ("nll",),
+    Pair: (*LIKELIHOOD, *GENERATED),
+    Prompted: (*LIKELIHOOD, *GENERATED),
+    Document: LIKELIHOOD,
     Labelled: ("nll", *LABELS),
     Tagged: ("nll", *TAGS),
 }
@@ -69,12 +70,14 @@ class Evaluation:
 
     Args:
         scores: by name of metric.
+        counted: what the scores were computed from, to be held against another network's.
         groups: by name of metric, then of group.
         items: what was generated or predicted, in the order of the data; empty where only likelihood was
             asked for.
     """
 
     scores: Mapping[str, Score]
+    counted: Mapping[str, Counted] = dataclasses.field(compare=False)
     groups: Mapping[str, Mapping[str, Score]]
     items: Sequence[Item]
 
@@ -122,9 +125,11 @@ def evaluate(
     names = DEFAULT[kind] if settings.metrics is None else tuple(settings.metrics)
     if kind is Pair and (len(bundle.protocol.start) != 1 or bundle.protocol.forced):
         # Teacher forcing knows one start token; what is forced after it is no part of the targets.
-        if settings.metrics is not None and "nll" in names:
-            raise ConfigError("nll: the protocol starts or forces more than one token before a target")
-        names = tuple(name for name in names if name != "nll")
+        if settings.metrics is not None and (asked := [name for name in names if name in LIKELIHOOD]):
+            raise ConfigError(
+                f"{asked[0]}: the protocol starts or forces more than one token before a target"
+            )
+        names = tuple(name for name in names if name not in LIKELIHOOD)
     known = KNOWN[kind]
     for name in names:
         if name not in known:
@@ -138,14 +143,16 @@ def evaluate(
         items, keys = _generated(bundle, cast("Sequence[Pair | Prompted]", records.items), settings)
         outputs, references = [i.output for i in items], [i.references for i in items]
         counted |= {n: GENERATED[n](outputs, references) for n in names if n in GENERATED}
-    if kind in (Labelled, Tagged) and any(name != "nll" for name in names):
+    if kind in (Labelled, Tagged) and any(name not in LIKELIHOOD for name in names):
         items, keys, found = _predicted(bundle.model, part, classes, settings, names)
         counted |= found
-    if "nll" in names:
-        counted["nll"] = _likelihood(bundle.model, part)
+    if any(name in LIKELIHOOD for name in names):
+        counted |= _likelihood(bundle.model, part, names)
     scores = {name: counted[name].score(settings.bootstrap) for name in names}
-    groups = {} if settings.group is None else {n: counted[n].groups(keys) for n in names if n != "nll"}
-    return Evaluation(scores, groups, items)
+    groups = (
+        {} if settings.group is None else {n: counted[n].groups(keys) for n in names if n not in LIKELIHOOD}
+    )
+    return Evaluation(scores, counted, groups, items)
 
 
 def _generated(
@@ -228,17 +235,25 @@ def _best(model: Transformer, batch: LabelledBatch) -> tuple[list[int], Any, Any
     return batch.rows.tolist(), best.tolist(), gold.tolist(), use.tolist()
 
 
-def _likelihood(model: Transformer, part: Part) -> Counted:
+def _likelihood(model: Transformer, part: Part, names: Sequence[str]) -> dict[str, Counted]:
     records = part.records.items
-    said: list[str] | None = None
+    said: dict[int, str] = {}
     if isinstance(records[0], Pair | Prompted | Document) and (part.fit is None or not part.fit.truncated):
         kept = range(len(records)) if part.fit is None else part.fit.kept.tolist()
-        said = [_said(records[row]) for row in kept]
+        said = {row: _said(records[row]) for row in kept}
     batches = _bar(part, "scoring")
-    if said is not None and isinstance(records[0], Document):
+    if said and isinstance(records[0], Document):
         first = next(iter(part.batches.epoch(0)))
-        said = None if isinstance(first, LabelledBatch) else said  # masked tokens are but a part of the text
-    return likelihood.nll(model, batches, said)
+        said = {} if isinstance(first, LabelledBatch) else said  # masked tokens are but a part of the text
+    found = likelihood.row_likelihoods(model, batches)
+    counted = {"nll": likelihood.nll(found, said.values() or None)} if "nll" in names else {}
+    if "bits_per_byte" in names:
+        if not said.keys() >= set(found.rows):
+            raise ConfigError(
+                "bits_per_byte needs rows that predict a whole text each: nll says it of a stream"
+            )
+        counted["bits_per_byte"] = likelihood.bits_per_byte(found, said)
+    return counted
 
 
 def _said(record: Record) -> str:

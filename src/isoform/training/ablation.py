@@ -20,7 +20,7 @@ from isoform.training.fit import agree
 from isoform.training.guard import DivergenceError
 from isoform.training.log import Line, read_log
 from isoform.training.picture import draw_ablation
-from isoform.training.train import RESULT, train
+from isoform.training.train import RESULT, result_folder, train
 
 DIVERGED = "diverged.json"
 BASE = "base"
@@ -246,7 +246,7 @@ def _ended(place: Path, run: RunConfig, seed: int) -> Outcome | None:
         ConfigError: the folder holds another run.
     """
     request, diverged, result = place / "request.toml", place / DIVERGED, place / RESULT
-    if not (diverged.is_file() or (result.is_file() and (place / "artifact").is_dir())):
+    if not (diverged.is_file() or (result.is_file() and result_folder(run, place).is_dir())):
         return None
     agree(request, run)
     if diverged.is_file():

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -98,6 +98,37 @@ class PresetModel(Frozen):
             raise ConfigError(f"model.change: {error}") from None
 
 
+class Pretrained(Frozen):
+    """A network that goes on from trained weights.
+
+    Its tokenizers and its protocol are taken along. Only the head may be another one; whatever else does not
+    fit the weights is refused.
+    """
+
+    checkpoint: Path
+    """An artifact or a checkpoint of a known family; relative paths start where the data's do."""
+    head: dict[str, Any] | Literal["none"] | None = None
+    """A new head, with random values; the number of labels comes from the data. Unset: the checkpoint's."""
+    change: dict[str, Any] = Field(default_factory=dict)
+    """Dotted names of fields of its configuration that change no weight, and their values: dropout."""
+
+    def expand(self, config: ModelConfig, labels: int) -> ModelConfig:
+        """The checkpoint's configuration with what is changed.
+
+        Raises:
+            ConfigError: changes that do not make a network.
+        """
+        changes: dict[str, Any] = dict(_flat(self.change))
+        if self.head is not None:
+            changes["head"] = self.head
+        if isinstance(self.head, dict) and self.head.get("kind") in ("sequence_labels", "token_labels"):
+            changes["head"] = {"n_labels": labels, **self.head}
+        try:
+            return config.replace(**changes)
+        except ConfigError as error:
+            raise ConfigError(f"model: {self.checkpoint}: {error}") from None
+
+
 class Vocabularies(Frozen):
     """What a network must be sized for."""
 
@@ -114,12 +145,12 @@ class Vocabularies(Frozen):
 class RunConfig(Frozen):
     """A whole run."""
 
-    model: ModelConfig | PresetModel
-    """The architecture, written out or as a preset with changes."""
+    model: ModelConfig | PresetModel | Pretrained
+    """The architecture, written out or as a preset with changes; or trained weights to go on from."""
     data: DataConfig
     """What is learnt from."""
-    tokenizer: TokenizersConfig
-    """How text becomes ids."""
+    tokenizer: TokenizersConfig | None = None
+    """How text becomes ids; left out where the network goes on from a checkpoint, which brings its own."""
     training: Training
     """How it is learnt."""
     evaluation: Evaluation = Evaluation()
@@ -127,6 +158,12 @@ class RunConfig(Frozen):
 
     @model_validator(mode="after")
     def _metrics_fit(self) -> RunConfig:
+        if isinstance(self.model, Pretrained) != (self.tokenizer is None):
+            raise ValueError(
+                "tokenizer: missing"
+                if self.tokenizer is None
+                else "tokenizer: it comes with model.checkpoint; leave it out"
+            )
         refuse_misfits(self.evaluation, self.data)
         return self
 
@@ -135,7 +172,8 @@ class RunConfig(Frozen):
     def _model_first(cls, data: Any) -> Any:
         """Read the model by the form it has, so that its faults are told in the terms of that form."""
         if isinstance(data, dict) and isinstance(data.get("model"), dict):
-            kind = PresetModel if "preset" in data["model"] else ModelConfig
+            table = data["model"]
+            kind = PresetModel if "preset" in table else Pretrained if "checkpoint" in table else ModelConfig
             try:
                 return {**data, "model": parse(kind, data["model"], where="model")}
             except ConfigError as error:
@@ -151,6 +189,9 @@ class RunConfig(Frozen):
         Raises:
             ConfigError: the run file does not say how many tokens there are, or says other than the sizes.
         """
+        if isinstance(self.model, Pretrained):
+            path = self.model.checkpoint
+            raise ConfigError(f"model.checkpoint: the architecture is that of {path}: isoform show {path}")
         if sizes is None:
             if isinstance(self.model, ModelConfig):
                 return self.model
@@ -167,6 +208,7 @@ class RunConfig(Frozen):
     def _written_sizes(self, model: PresetModel) -> Vocabularies:
         given = model.arguments
         tokenizers = self.tokenizer
+        assert tokenizers is not None
         target = given.get("vocab_size", _written_size(tokenizers.shared or tokenizers.target))
         source = given.get("source_vocab_size", _written_size(tokenizers.shared or tokenizers.source))
         if target is None or source is None:

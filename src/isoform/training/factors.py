@@ -15,7 +15,15 @@ from isoform.config.parts import ActivationName, Gated, Norm, TwoLayer
 from isoform.config.stack import Stack
 from isoform.cost import equal_budget_width
 from isoform.errors import ConfigError, did_you_mean
-from isoform.training.config import PresetModel, RunConfig, Vocabularies, apply_overrides, put, toml_value
+from isoform.training.config import (
+    PresetModel,
+    Pretrained,
+    RunConfig,
+    Vocabularies,
+    apply_overrides,
+    put,
+    toml_value,
+)
 
 STACKS = ("encoder", "decoder")
 GATES = {
@@ -76,11 +84,12 @@ def varied(
     """
     if key == "training.seed":
         raise ConfigError("--vary training.seed: seeds are no factor; every value is run with all of --seeds")
+    network = expanded(base)
     if key.partition(".")[0] in RunConfig.model_fields:
         table = put(apply_overrides(read_table(path), overrides), key.split("."), value, key)
         run = parse(RunConfig, table, where=str(path))
         found = (
-            *difference(expanded(base), expanded(run)),
+            *difference(network, expanded(run)),
             *difference(base.model_copy(update={"model": run.model}), run),
         )
         fields = dict.fromkeys(d.path.rpartition(".")[2] for d in found)
@@ -88,7 +97,6 @@ def varied(
             places = ", ".join(d.path for d in found)
             raise ConfigError(f"{key}={value} changes {len(fields)} settings at once: {places}; vary one")
         return run, found
-    network = expanded(base)
     if key in COMPOSED:
         changes = dict(COMPOSED[key](network, key, value, matched))
     else:
@@ -103,6 +111,10 @@ def varied(
 
 def expanded(run: RunConfig) -> ModelConfig:
     """The network of a run file, with tables of some size where only the tokenizers know it."""
+    if isinstance(run.model, Pretrained):
+        raise ConfigError(
+            "model.checkpoint: factors are varied from random weights on, not from trained ones"
+        )
     if isinstance(run.model, ModelConfig):
         return run.model
     given = run.model.arguments
@@ -110,7 +122,7 @@ def expanded(run: RunConfig) -> ModelConfig:
     sizes = Vocabularies(
         target=size,
         source=given.get("source_vocab_size", size),
-        shared=run.tokenizer.shared is not None,
+        shared=run.tokenizer is not None and run.tokenizer.shared is not None,
         labels=2,
     )
     return run.model.expand(sizes)

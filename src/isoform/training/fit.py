@@ -16,6 +16,7 @@ from isoform.training.loop import run_loop
 from isoform.training.result import FitResult
 from isoform.training.settings import Training
 from isoform.training.updates import AnyBatches
+from isoform.training.warm_start import adapt
 
 
 class _Fit(Frozen):
@@ -60,6 +61,7 @@ def fit(
     with locked(folder, group):
         mine = _Fit(model=model.config, training=settings)
         group.from_first(lambda: agree(folder / "fit.toml", mine, free=("training.distributed",)))
+        adapt(model, settings)
         return run_loop(model, train, validation, settings, folder, where=where, quiet=quiet)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from isoform.config import ModelConfig
 from isoform.data.batching import Batch, LabelledBatch
-from isoform.data.pipeline import Prepared
+from isoform.data.pipeline import Part, Prepared
 from isoform.data.preflight import Preflight
 from isoform.errors import DataError
 from isoform.nn import Transformer
@@ -104,14 +104,22 @@ def refuse_too_long(cfg: ModelConfig, prepared: Prepared) -> None:
     if limit is None:
         return
     for name, part in (("train", prepared.train), ("validation", prepared.validation)):
-        if part is None or _surely_fits(prepared, name, limit):
+        if part is None or (part.stored is None and _surely_fits(prepared, name, limit)):
             continue
-        longest = max(_length(batch) for batch in part.batches.epoch(0))
+        longest = _longest(part)
         if longest > limit:
             raise DataError(
                 f"{name}: rows of up to {longest} tokens, the network has {limit} positions; raise"
                 " max_positions, or limit the data's length"
             )
+
+
+def _longest(part: Part) -> int:
+    if part.stored is not None and part.fit is not None:
+        return max(part.stored.state["longest"].values())
+    if part.stored is not None:
+        return part.batches.largest().decoder_input.length
+    return max(_length(batch) for batch in part.batches.epoch(0))
 
 
 def _surely_fits(prepared: Prepared, name: str, limit: int) -> bool:

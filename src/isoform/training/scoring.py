@@ -52,12 +52,12 @@ def _measure(
     *,
     quiet: bool,
 ) -> dict[str, Counted]:
-    from isoform.evaluation.likelihood import nll
+    from isoform.evaluation.likelihood import nll, row_likelihoods
 
     data = prepared.task.data
     found: dict[str, Counted] = {}
     if "nll" in names:
-        found["nll"] = nll(bundle.model, part.batches.epoch(0))
+        found["nll"] = nll(row_likelihoods(bundle.model, part.batches.epoch(0)))
     if isinstance(data, LabelledData | TaggedData):
         return found | _labels(bundle, prepared, part, data, names)
     if not isinstance(data, TextData) and set(names) - {"nll"}:

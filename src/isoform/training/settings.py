@@ -57,6 +57,20 @@ class Distributed(Frozen):
     """With fsdp, what gradients are summed in."""
 
 
+class Lora(Frozen):
+    """Low-rank adapters: weights stay as they are, increments of low rank are learnt (Hu et al. 2021)."""
+
+    rank: Count
+    """Of each increment."""
+    alpha: Positive
+    """An increment is multiplied by alpha / rank."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Patterns of names of linear maps, as in a shell: ``*.feed_forward.body.up``; of a packed map each
+    projection has a name: ``*.attention.body.qkv.query``."""
+    learn_whole: tuple[str, ...] = ()
+    """Patterns of parameter names that learn as they are beside the increments, such as a new head's."""
+
+
 class WandB(Frozen):
     """Where Weights & Biases keeps the log (needs the extra of that name)."""
 
@@ -99,6 +113,8 @@ class Training(Frozen):
     z_loss: NonNegative = 0.0
     """Weight of (log Σ exp scores)² in the loss, which keeps scores near log-probabilities (Chowdhery et al.
     2022, §5)."""
+    lora: Lora | None = None
+    """Low-rank adapters instead of the weights; they are saved apart."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameter names, as in a shell (``embedding.*``), that keep their first values."""
     ema: Average | None = None
@@ -146,6 +162,8 @@ class Training(Frozen):
             raise ValueError("set steps, epochs or max_seconds: nothing would end the training")
         if needs_total(self.schedule) and self.steps is None and self.epochs is None:
             raise ValueError(f"schedule {self.schedule.kind!r} ends at the last update: set steps or epochs")
+        if self.lora is not None and self.freeze:
+            raise ValueError("freeze has nothing to say beside lora, which lets only adapters learn")
         if self.average_best > self.keep_best:
             raise ValueError(f"average_best = {self.average_best} needs keep_best to be as large")
         if self.gradient_noise and self.accumulation < 2:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from isoform.config.files import write, write_text
 from isoform.data import Prepared, Task, Tokenizer, Tokenizers, prepare
@@ -17,7 +17,7 @@ from isoform.data import check as data_check
 from isoform.data.pipeline import Checked
 from isoform.errors import ConfigError, DataError
 from isoform.nn import Transformer, build
-from isoform.training.config import RunConfig, Vocabularies
+from isoform.training.config import Pretrained, RunConfig, Vocabularies
 from isoform.training.fit import agree
 from isoform.training.group import joined
 from isoform.training.lock import locked
@@ -26,9 +26,7 @@ from isoform.training.preflight import RunPreflight, preflight
 from isoform.training.protocol import protocol_of
 from isoform.training.result import FitResult
 from isoform.training.trial import Trial
-
-if TYPE_CHECKING:
-    pass
+from isoform.training.warm_start import Start, adapt, begin_from, open_start, refuse_idle, save_adapter
 
 RESULT = "result.json"
 
@@ -83,7 +81,7 @@ def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> T
         run: the run file.
         folder: where everything is written: ``request.toml`` (the run as asked for), ``run.toml`` (with the
             network written out), ``tokenizer*``, ``preflight.json``, ``checkpoints/``, ``log.csv``,
-            ``loss.png``, ``result.json`` and ``artifact/``.
+            ``loss.png``, ``result.json`` and ``artifact/`` (with lora ``adapter/``).
         base: the folder that the data's relative paths start from.
         quiet: no bar and no remarks.
 
@@ -103,14 +101,14 @@ def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> T
             None if parts.validation is None else parts.validation.batches,
             run.training,
             folder,
-            where=_where(parts),
+            where=parts.train.where,
             quiet=quiet,
             trial=trial,
         )
         if not fit.finished:
             return TrainResult(folder, fit, None, None)
         if not group.first:  # the test is read and the artifact written once
-            return TrainResult(folder, fit, None, folder / "artifact")
+            return TrainResult(folder, fit, None, result_folder(run, folder))
         return _conclude(run, folder, setup, fit, quiet=quiet)
 
 
@@ -123,7 +121,8 @@ def _begin(run: RunConfig, folder: Path, base: Path, *, alone: bool) -> Setup | 
     if saved is None:
         _save_tokenizers(folder, setup.prepared.tokenizers)
     _refuse_changed_data(folder, setup.prepared)
-    write(run.model_copy(update={"model": setup.model.config}), folder / "run.toml")
+    network = run.model if setup.start is not None else setup.model.config
+    write(run.model_copy(update={"model": network}), folder / "run.toml")
     return setup if alone else None
 
 
@@ -133,7 +132,8 @@ def _try(run: RunConfig, folder: Path, setup: Setup, *, quiet: bool) -> Trial | 
         return None
     report = preflight(setup.model, setup.prepared, run.training)
     write_text(folder / "preflight.json", json.dumps(report.to_dict(), ensure_ascii=False) + "\n")
-    for remark in () if quiet else report.remarks:
+    said = [] if setup.start is None else setup.start.transplant.sentences()
+    for remark in () if quiet else (*said, *report.remarks):
         print(remark, file=sys.stderr)
     return report.trial
 
@@ -144,6 +144,10 @@ def inspect_data(run: RunConfig, *, base: Path) -> Checked:
     Raises:
         IsoformError: files that cannot be read, tokenizers that cannot be made.
     """
+    if isinstance(run.model, Pretrained):
+        start = open_start(run.model, run.data, base)
+        return data_check(_task(run, base, start), start.tokenizers)
+    assert run.tokenizer is not None
     return data_check(_task(run, base), run.tokenizer)
 
 
@@ -164,28 +168,46 @@ def check(run: RunConfig, *, base: Path, tokenizers: Tokenizers | None = None) -
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """The network and what it is to read."""
+    """The network and what it is to read; with where it starts from, unless that is random weights."""
 
     prepared: Prepared
     model: Transformer
+    start: Start | None = None
 
 
 def set_up(run: RunConfig, base: Path, tokenizers: Tokenizers | None) -> Setup:
-    """Read the data, make the tokenizers unless they are there, and the fresh network."""
-    prepared = prepare(_task(run, base), run.tokenizer if tokenizers is None else tokenizers)
+    """Read the data, make the tokenizers unless they are there, and the network as it begins."""
+    start = None
+    if isinstance(run.model, Pretrained):
+        start = open_start(run.model, run.data, base)
+        prepared = prepare(_task(run, base, start), tokenizers or start.tokenizers)
+        start, model = begin_from(start, run.model, run.training.seed, len(prepared.classes))
+    else:
+        assert run.tokenizer is not None
+        prepared = prepare(_task(run, base), tokenizers or run.tokenizer)
+        model = build(run.architecture(_sizes(prepared)), seed=run.training.seed)
+    adapt(model, run.training)
+    if start is not None:
+        refuse_idle(start.transplant.new, model)
+    return Setup(prepared, model, start)
+
+
+def _sizes(prepared: Prepared) -> Vocabularies:
     made = prepared.tokenizers
-    sizes = Vocabularies(
+    return Vocabularies(
         target=made.target.vocab_size,
         source=made.source.vocab_size,
         shared=made.shared,
         labels=len(prepared.classes),
     )
-    return Setup(prepared, build(run.architecture(sizes), seed=run.training.seed))
 
 
-def _task(run: RunConfig, base: Path) -> Task:
+def _task(run: RunConfig, base: Path, start: Start | None = None) -> Task:
     settings = run.training
-    return Task(run.data, settings.batches, base, settings.order_seed, masking=settings.masking)
+    first = None if start is None else start.start_id
+    return Task(
+        run.data, settings.batches, base, settings.order_seed, start_id=first, masking=settings.masking
+    )
 
 
 def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, quiet: bool) -> TrainResult:
@@ -193,14 +215,14 @@ def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, qui
     from isoform.checkpoints import Bundle
     from isoform.training.scoring import score
 
-    artifact, path = folder / "artifact", folder / RESULT
+    artifact, path = result_folder(run, folder), folder / RESULT
     if path.is_file() and artifact.is_dir():
         return TrainResult(folder, fit, json.loads(path.read_text(encoding="utf-8"))["test"], artifact)
     prepared = setup.prepared
     made = prepared.tokenizers
-    bundle = Bundle(
-        setup.model, setup.model.config, made.target, made.source, protocol_of(prepared.task, made)
-    )
+    start = setup.start
+    protocol = protocol_of(prepared.task, made) if start is None else start.protocol(prepared.task, made)
+    bundle = Bundle(setup.model, setup.model.config, made.target, made.source, protocol)
     test = score(bundle, prepared, run.evaluation, quiet=quiet)
     result = {
         "fit": {
@@ -217,10 +239,20 @@ def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, qui
         "data": {**_digests(prepared), "config": run.data.model_dump(mode="json")},
         "training": run.training.model_dump(mode="json"),
         "labels": sorted(prepared.classes, key=prepared.classes.__getitem__),
+        **({} if start is None else {"start": start.to_dict()}),
     }
-    dataclasses.replace(bundle, provenance=provenance).save(artifact)
+    bundle = dataclasses.replace(bundle, provenance=provenance)
+    if run.training.lora is None:
+        bundle.save(artifact)
+    else:
+        save_adapter(bundle, artifact, start, run.training)
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return TrainResult(folder, fit, test, artifact)
+
+
+def result_folder(run: RunConfig, folder: Path) -> Path:
+    """Where the finished network is put: an artifact of its own, or adapters for the one it started from."""
+    return folder / ("artifact" if run.training.lora is None else "adapter")
 
 
 def _save_tokenizers(folder: Path, made: Tokenizers) -> None:
@@ -242,23 +274,29 @@ def _saved_tokenizers(folder: Path) -> Tokenizers | None:
     return Tokenizers(Tokenizer.load(folder, "source_tokenizer") if own else target, target)
 
 
-def _where(prepared: Prepared) -> Any:
-    records = prepared.train.records
-    if prepared.train.fit is None:
-        return lambda row: f"{records.where(0)}, window at token {row}"
-    return records.where
-
-
 def _digests(prepared: Prepared) -> dict[str, Any]:
-    """SHA-256 of every file that training and validation were read from, by its path in the run file."""
-    parts = [part for part in (prepared.train, prepared.validation) if part is not None]
-    files = dict.fromkeys(file for part in parts for file in part.records.files)
+    """SHA-256 of every file that training and validation were read from, by its path in the run file; of ids
+    kept on disk, which say themselves what they were made of, that of the ids."""
     base = prepared.task.base
-    return {
-        "sha256": {
-            os.path.relpath(file, base): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
-        }
-    }
+    found: dict[str, str] = {}
+    for part in (prepared.train, prepared.validation):
+        if part is not None and part.stored is not None:
+            found[os.path.relpath(part.stored.folder, base)] = part.stored.digest
+        elif part is not None:
+            for file in part.records.files:
+                found[os.path.relpath(file, base)] = _digest(file)
+    return {"sha256": found}
+
+
+def _digest(file: Path) -> str:
+    """A folder's is that of its files."""
+    total = hashlib.sha256()
+    for path in sorted(file.rglob("*")) if file.is_dir() else (file,):
+        if path.is_file():
+            with path.open("rb") as content:
+                while block := content.read(2**20):
+                    total.update(block)
+    return total.hexdigest()
 
 
 def _forget_false_start(folder: Path) -> None:
