@@ -100,3 +100,12 @@ def test_nothing_is_drawn_without_storage():
     with torch.device("meta"):
         model = build(preset("gpt2"), seed=0)
     assert next(model.parameters()).is_meta
+
+
+@pytest.mark.parametrize("name", ["original", "llama", "mixtral", "bert"])
+def test_a_seed_draws_nothing_from_the_global_generator(name):
+    before = torch.random.get_rng_state()
+    model = build(preset(name), seed=1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    drawn = [n for n, p in model.named_parameters() if p.dim() > 1 and not p.any()]
+    assert not drawn  # every matrix got first values

@@ -43,6 +43,12 @@ class Linear(nn.Linear):
 
     product: Product | None = None
 
+    def reset_parameters(self) -> None:
+        """Draw nothing: first values are `isoform.nn.initialise`'s, or a checkpoint's."""
+        nn.init.zeros_(self.weight)
+        if self.bias is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            nn.init.zeros_(self.bias)
+
     def forward(self, input: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         """Map the last axis.
 
