@@ -15,15 +15,25 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return 2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 1
 
 
-@pytest.fixture(params=["operators", "fallback"])
+@pytest.fixture(params=["operators", "wide registers", "fallback"])
 def operators(request, monkeypatch):
-    """With PyTorch's private operators, and as if they had vanished."""
+    """With PyTorch's private operators, those chosen with AVX-512, and as if they had vanished."""
+    if request.param == "wide registers":
+        monkeypatch.setattr(products, "_wide_registers", lambda: True)
+        monkeypatch.setattr(products, "SMALL", 1)
     if request.param == "fallback":
 
         def gone(*given):
             raise AttributeError
 
-        private = ("_pack_float32", "_int8_product", "_pack_int8", "_multiplies_bfloat16", "_adds_in_32_bits")
+        private = (
+            "_pack_float32",
+            "_pack_float16",
+            "_int8_product",
+            "_pack_int8",
+            "_multiplies_bfloat16",
+            "_adds_in_32_bits",
+        )
         for name in private:
             monkeypatch.setattr(products, name, gone)
 
@@ -71,3 +81,23 @@ def test_other_float_types_are_computed_plainly():
     made = product("float32", drawn(6, 8).double(), None)
     x = drawn(2, 8, seed=1).double()
     assert made(x).dtype == torch.float64
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e6, 1e30])
+def test_halves_hold_every_bfloat16_that_counts(size):
+    """Weights of any size, with elements 2^-21 of the largest."""
+    weight = (size * drawn(6, 8) * 2.0 ** -torch.arange(0, 24, 3)).bfloat16()
+    bias, x = size * drawn(6, seed=1), drawn(3, 8, seed=2) * 2.0 ** torch.arange(0, 24, 3)
+    made = products._halves(weight, bias)
+    if products._private(products._pack_float16, torch.ones(2, 2), None) is None:
+        pytest.skip("no FBGEMM here")
+    if 1e-18 < size < 1e18:
+        assert made is not None
+        expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+        torch.testing.assert_close(made(x).double() / size, expected / size, rtol=1e-5, atol=1e-5)
+    else:
+        assert made is None
+
+
+def test_halves_refuse_what_is_not_finite():
+    assert products._halves(torch.tensor([[1.0, torch.inf]]).bfloat16(), None) is None

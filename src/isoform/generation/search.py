@@ -100,7 +100,14 @@ class Greedy:
     def begin(self, job: Job) -> Chooser:
         from isoform.generation.single import Single
 
-        return Single(job, drafts=1, pick=lambda scores, uniforms, step: scores.argmax(-1), uniforms=None)
+        return Single(job, drafts=1, pick=lambda scores, uniforms, step: _largest(scores), uniforms=None)
+
+
+def _largest(scores: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
+    """The first of the largest scores of each row."""
+    if scores.device.type == "cpu":  # NumPy's search takes a tenth of the time of PyTorch's
+        return torch.from_numpy(scores.numpy().argmax(-1))
+    return scores.argmax(-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,8 +41,8 @@ def _map(module: nn.Module) -> Map:
         return module
     if module.product is not None:
         return module.product
-    weight, bias = module.weight, module.full_bias() if isinstance(module, Packed) else module.bias
-    return lambda x: F.linear(x, weight, bias)
+    turned, bias = module.weight.t(), module.full_bias() if isinstance(module, Packed) else module.bias
+    return (lambda x: torch.mm(x, turned)) if bias is None else lambda x: torch.addmm(bias, x, turned)
 
 
 def flat_norm(module: nn.Module) -> Map | None:

@@ -9,6 +9,7 @@ Int8 weights are symmetric with one scale an output channel: w ≈ s · q, q in 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
@@ -22,6 +23,8 @@ Form = Literal["float32", "bfloat16", "int8", "int8_dynamic"]
 FORMS: tuple[Form, ...] = get_args(Form)
 SHARES = (1.0, 0.97, 0.94, 0.91, 0.88)
 """Scales that are tried, as shares of the one that reaches the largest element of a row."""
+SMALL = 2**16
+"""Elements of a weight below which oneDNN takes longer to begin than MKL to multiply."""
 FEW = 16
 """Rows up to which the kernels for narrow weights beat widening the weight and multiplying plainly."""
 
@@ -56,10 +59,12 @@ class PackedFloat32(Product):
 
     def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
         self._weight, self._bias = weight, bias
-        self._packed = None if weight.dtype != torch.float32 else _private(_pack_float32, weight)
+        worth = weight.dtype == torch.float32 and weight.numel() >= SMALL
+        self._packed = _private(_pack_float32, weight) if worth else None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
-        if self._packed is None or x.dtype != torch.float32:
+        # One row is read at the memory's speed either way, and oneDNN takes 30 µs to begin.
+        if self._packed is None or x.dtype != torch.float32 or x.numel() == x.shape[-1]:
             return F.linear(x, self._weight, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
@@ -71,7 +76,8 @@ class PackedFloat32(Product):
 
 
 class Bfloat16(Product):
-    """The weight rounded to bfloat16; inputs are too, sums are made in float32."""
+    """The weight rounded to bfloat16; sums are made in float32. Inputs are rounded too where there are units
+    for bfloat16, or no other way to read the weight in two bytes."""
 
     form = "bfloat16"
 
@@ -80,8 +86,11 @@ class Bfloat16(Product):
         self._bias = bias
         # Without units of its own a CPU multiplies bfloat16 slower than float32, but reads it twice as fast.
         self._many = weight.is_cuda or bool(_private(_multiplies_bfloat16))
+        self._halves = None if self._many else _halves(self._weight, bias)
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        if self._halves is not None and x.dtype == torch.float32:
+            return self._halves(x)
         if not self._many and x.numel() > FEW // 2 * x.shape[-1]:
             return F.linear(x.to(torch.bfloat16).float(), self._weight.float(), self._bias).to(x.dtype)
         out = F.linear(x.to(torch.bfloat16), self._weight).to(x.dtype)
@@ -95,7 +104,8 @@ class Bfloat16(Product):
 
 
 class Int8Weight(Product):
-    """Int8 weights; inputs rounded to bfloat16 where rows are few, and reading the weight is all the time."""
+    """Int8 weights. With AVX-512, inputs are rounded to bfloat16 where rows are few, and reading the weight
+    is all the time; elsewhere the numbers are multiplied as halves, which is faster there."""
 
     form = "int8"
 
@@ -106,11 +116,17 @@ class Int8Weight(Product):
         bias: Float[Tensor, " out"] | None,
     ) -> None:
         self._numbers, self._scales, self._bias = numbers.contiguous(), scales, bias
+        self._halves = None if _wide_registers() else _halves(self._numbers, None)
         self._ones = torch.ones_like(scales, dtype=torch.bfloat16)
         probe = torch.zeros(1, numbers.shape[1], dtype=torch.bfloat16, device=numbers.device)
         self._narrow = _private(_int8_product, probe, self._numbers, self._ones) is not None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        if self._halves is not None and x.dtype == torch.float32:
+            out = self._halves(x)
+            return (
+                out.mul_(self._scales) if self._bias is None else torch.addcmul(self._bias, out, self._scales)
+            )
         flat = x.reshape(-1, x.shape[-1])
         if self._narrow and len(flat) <= FEW:
             # Scaled afterwards: the operator would round the scales to bfloat16.
@@ -204,6 +220,50 @@ def _pack_float32(weight: Tensor) -> Tensor | None:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), FEW)
     torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")  # or say that it cannot
     return packed
+
+
+class _Halves:
+    """x Wᵀ + b with W in float16 and sums in float32 (FBGEMM): no other kernel of a CPU without units for
+    narrower numbers is as fast at any number of rows.
+
+    Args:
+        packed: W times a power of two and, where that is one, b.
+        factor: the power's inverse, where it is not one.
+    """
+
+    def __init__(self, packed: Any, factor: float) -> None:
+        self._packed, self._factor = packed, factor
+
+    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        out = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return out if self._factor == 1.0 else out.mul_(self._factor)
+
+
+def _halves(weight: Tensor, bias: Tensor | None) -> _Halves | None:
+    """The weight in float16; None where that cannot hold it, or the operator is missing.
+
+    Numbers of 8 bits fit: those of a bfloat16 weight are first brought up to the upper end of the range, so
+    that what becomes zero is 2^-38 of the largest.
+    """
+    if weight.device.type != "cpu":
+        return None
+    wide = weight.float()
+    largest = float(wide.abs().max()) if weight.dtype == torch.bfloat16 else 0.0
+    power = 2.0 ** (14 - math.frexp(largest)[1]) if largest > 0 and math.isfinite(largest) else 1.0
+    if not math.isfinite(largest) or not 2.0**-60 < power < 2.0**60:
+        return None
+    packed = _private(_pack_float16, wide * power, None if bias is None else bias.float() * power)
+    return None if packed is None else _Halves(packed, 1.0 / power)
+
+
+def _pack_float16(weight: Tensor, bias: Tensor | None) -> Any:
+    packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+    torch.ops.quantized.linear_dynamic_fp16(torch.zeros(1, weight.shape[1]), packed)  # or say that it cannot
+    return packed
+
+
+def _wide_registers() -> bool:
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _multiplies_bfloat16() -> bool:
