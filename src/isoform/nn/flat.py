@@ -49,12 +49,21 @@ def flat_norm(module: nn.Module) -> Map | None:
     """A norm; None: there is none."""
     if isinstance(module, nn.Identity):
         return None
-    if not isinstance(module, Norm) or type(module) is not Norm or module.cfg.kind != "layer":
+    if not isinstance(module, Norm) or type(module) is not Norm:
         return module
-    gain, bias, shape, eps = module.weight, module.bias, (module.width,), module.cfg.eps
+    gain, bias, width, eps = module.weight, module.bias, module.width, module.cfg.eps
     if gain is not None and module.cfg.gain_offset:
         gain = gain + module.cfg.gain_offset
-    return lambda x: torch.layer_norm(x, shape, gain, bias, eps)
+    if module.cfg.kind == "layer":
+        return lambda x: torch.layer_norm(x, (width,), gain, bias, eps)
+
+    def rms(x: Tensor) -> Tensor:
+        # `torch.rms_norm` is ten operations on a CPU, most of them for types that are not met here.
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        x = x * size.square_().mul_(1.0 / width).add_(eps).rsqrt_()
+        return x if gain is None else x.mul_(gain)
+
+    return rms
 
 
 def flat_embedding(module: Embedding) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -127,7 +136,8 @@ def flat_layer(block: nn.Module) -> Run | None:
 
 
 def _self_read(module: Attention) -> SelfRead:
-    return SelfRead(module, _map(module.qkv), _map(module.output))
+    norms = flat_norm(module.query_norm), flat_norm(module.key_norm)
+    return SelfRead(module.cfg, _map(module.qkv), _map(module.output), norms)
 
 
 def _sequential(block: Layer) -> Run | None:
@@ -143,7 +153,8 @@ def _sequential(block: Layer) -> Run | None:
         body = block.cross_attention.body
         if type(body) is not Attention:
             return None
-        crossing = (CrossRead(body, _map(body.query), _map(body.output)), *_residual(block.cross_attention))
+        reads = CrossRead(body.cfg, _map(body.query), _map(body.output), flat_norm(body.query_norm))
+        crossing = (reads, *_residual(block.cross_attention))
 
     def run(x: Tensor, at: At) -> Tensor:
         inner = x if before is None else before(x)

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoform import config
-from isoform.nn.attention import Attention
 from isoform.nn.positions import rotate
 
 Map = Callable[[Tensor], Tensor]
@@ -45,14 +44,16 @@ class SelfRead:
     """Self-attention of new tokens ``[N, d]``, with its two affine maps.
 
     Args:
-        attention: the module.
+        cfg: of the module.
         qkv: its first map.
         output: its last one.
+        norms: of queries and keys, where it has them.
     """
 
-    def __init__(self, attention: Attention, qkv: Map, output: Map) -> None:
-        cfg = attention.cfg
-        self._qkv, self._output, self._attention = qkv, output, attention
+    def __init__(
+        self, cfg: config.Attention, qkv: Map, output: Map, norms: tuple[Map | None, Map | None]
+    ) -> None:
+        self._qkv, self._output, self._norms = qkv, output, norms
         self._h, self._kv, self._width = cfg.n_heads, cfg.n_kv_heads, cfg.head_width
         self._scale, self._softcap = cfg.score_scale, cfg.softcap
         self._qk_norm = cfg.qk_norm
@@ -72,14 +73,14 @@ class SelfRead:
         heads = self._qkv(x).view(-1, h + 2 * kv, width)
         if self._qk_norm is None and near.rotary is not None:
             assert self._layout is not None
-            turned = rotate(heads.narrow(1, 0, h + kv), near.rotary, self._layout)
-            q, k = turned.narrow(1, 0, h), turned.narrow(1, h, kv)
+            both, v = heads.split_with_sizes((h + kv, kv), 1)
+            q, k = rotate(both, near.rotary, self._layout).split_with_sizes((h, kv), 1)
         else:
-            q, k = heads.narrow(1, 0, h), heads.narrow(1, h, kv)
+            q, k, v = heads.split_with_sizes((h, kv, kv), 1)
             if self._qk_norm is not None:
                 q, k = self._normed(q, k, near)
         new[0].copy_(k)
-        new[1].copy_(heads.narrow(1, h + kv, kv))
+        new[1].copy_(v)
         q = q.reshape(-1, kv, h // kv, width)
         if shared is None:
             context = attend(q, keys, values, near.added, self._scale, self._softcap)
@@ -88,20 +89,19 @@ class SelfRead:
         return self._output(context.reshape(-1, h * width))
 
     def _normed(self, q: Tensor, k: Tensor, near: Near) -> tuple[Tensor, Tensor]:
-        def normed(x: Tensor, norm: Map) -> Tensor:
-            assert self._qk_norm is not None
-            return norm(x) if self._qk_norm.axis == "head" else norm(x.flatten(1)).view(x.shape)
-
-        late = self._qk_norm is not None and self._qk_norm.order == "after_rotation"
-        attention = self._attention
+        assert self._qk_norm is not None
+        late = self._qk_norm.order == "after_rotation"
         if not late:
-            q, k = normed(q, attention.query_norm), normed(k, attention.key_norm)
+            q, k = self._scaled(q, 0), self._scaled(k, 1)
         if near.rotary is not None:
             assert self._layout is not None
             q, k = rotate(q, near.rotary, self._layout), rotate(k, near.rotary, self._layout)
-        if late:
-            q, k = normed(q, attention.query_norm), normed(k, attention.key_norm)
-        return q, k
+        return (self._scaled(q, 0), self._scaled(k, 1)) if late else (q, k)
+
+    def _scaled(self, x: Tensor, which: int) -> Tensor:
+        norm = self._norms[which]
+        assert self._qk_norm is not None and norm is not None
+        return norm(x) if self._qk_norm.axis == "head" else norm(x.flatten(1)).view(x.shape)
 
     def _in_two(self, q: New, keys: Kept, values: Kept, shared: tuple[Kept, Kept], near: Near) -> New:
         """One softmax over a prompt that several rows share and what each has read since."""
@@ -119,9 +119,8 @@ class SelfRead:
 class CrossRead:
     """Cross-attention of new tokens ``[N, d]``; the outputs of one sample read one copy of its source."""
 
-    def __init__(self, attention: Attention, query: Map, output: Map) -> None:
-        cfg = attention.cfg
-        self._query, self._output, self._attention = query, output, attention
+    def __init__(self, cfg: config.Attention, query: Map, output: Map, norm: Map | None) -> None:
+        self._query, self._output, self._norm = query, output, norm
         self._h, self._kv, self._width = cfg.n_heads, cfg.n_kv_heads, cfg.head_width
         self._scale, self._softcap, self._qk_norm = cfg.score_scale, cfg.softcap, cfg.qk_norm
 
@@ -134,9 +133,8 @@ class CrossRead:
     ) -> Float[Tensor, "rows d_model"]:
         """Read the source."""
         q = self._query(x)
-        if self._qk_norm is not None:
-            norm = self._attention.query_norm
-            q = norm(q) if self._qk_norm.axis == "projection" else norm(q.view(-1, self._h, self._width))
+        if self._qk_norm is not None and self._norm is not None:
+            q = self._norm(q if self._qk_norm.axis == "projection" else q.view(-1, self._h, self._width))
         q = q.view(-1, self._kv, self._h // self._kv, self._width)
         folded = _fold(q, outputs)
         context = _unfold(attend(folded, *memory, added, self._scale, self._softcap), outputs)
