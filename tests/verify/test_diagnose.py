@@ -11,7 +11,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from zoo.cases import IDS, PACKED, SOUND, STACKED, STEPS, Planted, models
+from zoo.cases import IDS, SOUND, STACKED, Planted, grid, models
 from zoo.packed import Packed
 from zoo.steps import Config, Decoder, randomise
 
@@ -34,14 +34,15 @@ def test_sound_twins_are_equivalent(case: Planted, style: str) -> None:
     assert not found.findings
 
 
-@pytest.mark.parametrize("case", _grid(STEPS))
-def test_one_module_a_step(case: Planted) -> None:
-    _named(case, "steps")
-
-
-@pytest.mark.parametrize("case", _grid(PACKED))
-def test_packed_and_functional(case: Planted) -> None:
-    _named(case, "packed")
+@pytest.mark.parametrize(
+    ("case", "style"),
+    [
+        pytest.param(case, style, marks=[] if short else [pytest.mark.long], id=f"{style}:{case}")
+        for case, style, short in grid()
+    ],
+)
+def test_every_row_is_named_in_every_form(case: Planted, style: str) -> None:
+    _named(case, style)
 
 
 @pytest.mark.parametrize("case", _grid(STACKED))
@@ -137,6 +138,24 @@ def test_rotary_style_with_permuted_weights_is_equivalent() -> None:
     for layer in b.stack.layers:
         layer.ff.fault = {"activation": "gelu"}
     assert diagnose(a, b, {"ids": IDS}, probe=False).kinds() == ("activation",)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_rows_permuted_in_a_file_are_a_matter_of_the_rotation(qk_norm: bool) -> None:
+    """The same code, W_q and W_k in the order of the other pairing: the class is named by the rotation."""
+    a, b = (randomise(Decoder(Config(qk_norm=qk_norm))) for _ in range(2))
+    with torch.no_grad():
+        for layer in b.stack.layers:
+            for m in (layer.attention.q_proj, layer.attention.k_proj):
+                order = _rotary_permutation(m.weight.shape[0] // 4, 4)
+                m.weight.copy_(m.weight[order])
+                m.bias.copy_(m.bias[order])
+            if qk_norm:
+                for norm in (layer.attention.q_norm, layer.attention.k_norm):
+                    norm.weight.copy_(norm.weight[_rotary_permutation(1, 4)])
+    (finding,) = diagnose(a, b, {"ids": IDS}, probe=False).findings
+    assert finding.kind == "rope-pairing"
+    assert "the candidate pairs them 0 with 1, 2 with 3 of the reference's rows" in finding.statement
 
 
 def test_scale_folded_into_the_query_projection_is_equivalent() -> None:

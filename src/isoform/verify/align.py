@@ -30,7 +30,15 @@ class Model:
         self.graph = Graph(recording, rounding, native=native, parameters=parameters)
         self.structure = Structure(self.graph)
         self._roles: dict[int, str] = {}
-        self.sources = self._sources()
+        self.rename({})
+
+    def rename(self, given: Mapping[int, Key]) -> None:
+        """Give keys to what is added to the stream, by the numbers of the parts.
+
+        Args:
+            given: keys of linear results that are fixed beforehand.
+        """
+        self.sources = self._sources() | dict(given)
         self.states = {self.state_key(n): n for n in [*self.structure.entries, *self.structure.states]}
         self.reads = self._reads()
 
@@ -83,6 +91,10 @@ class Model:
                     stack.append(int(ref.name))
         return "target"
 
+    def sources_at(self, key: Key | None) -> int | None:
+        """The node of a contribution to the stream."""
+        return next((node for node, other in self.sources.items() if other == key), None)
+
     def real(self, role: str) -> Tensor:
         """``[B, T]`` True = a real token."""
         return self.graph.real.get(role, next(iter(self.graph.real.values())))
@@ -102,7 +114,7 @@ class Model:
         while self.graph.nodes[above].op in VIEWS and self.graph.args(above):
             above = self.graph.args(above)[0]
             wider = self.graph.values[above]
-            if wider.dim() == value.dim() + 1 and wider.shape[-1] == 1 and wider.numel() == value.numel():
+            if wider.shape == (*value.shape, 1):
                 return 1
         return value.shape[-1]
 

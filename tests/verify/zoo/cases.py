@@ -75,31 +75,17 @@ BERT = {
     "embedding_norm": True,
 }
 
+RELATIVE = {"position": "relative"}
+LEARNED = {"position": "learned"}
 EXPERTS = {"experts": 4}
-ROUTED = [
-    Planted(("expert-routing",), {"expert-routing": "softmax, top"}, EXPERTS),
-    Planted(("expert-routing",), {"expert-routing": "sigmoid, top, renormalise", "layer": 1}, EXPERTS),
-    Planted(
-        ("expert-routing",),
-        {"expert-routing": "softmax, top, scaled"},
-        {**EXPERTS, "routing": "softmax, top"},
-    ),
-]
-POOLED = [
-    Planted(("pooling",), {"pooling": "mean-all"}, {**BERT, "pool": "mean"}, "encoder"),
-    Planted(("pooling",), {"pooling": "last"}, {"pool": "last-real"}),
-    Planted(("pooling", "norm-missing"), {"pooling": "last", "norm-missing": 1}, {"pool": "last-real"}),
-]
-PARTED = [
-    Planted(("document-leak",), {"document-leak": 1}, documents=True),
-    Planted(("document-leak",), {"document-leak": 1}, BERT, "encoder", documents=True),
-    Planted(("document-leak",), {"document-positions": 1}, BERT, "encoder", documents=True),
-]
+LAYER = {"norm": "layer"}
+QK = {"qk_norm": True}
 
 SOUND = [
     Planted((), {"expert-routing": "top, softmax"}, EXPERTS),
     Planted((), {}, {**BERT, "pool": "mean"}, "encoder"),
     Planted((), {"document-positions": 1}, {}, documents=True),  # rotations see distances alone
+    Planted((), {"position-padding": 1}, {}, left=True),  # likewise
     Planted((), {}),
     Planted((), {}, ORIGINAL),
     Planted((), {}, BERT, "encoder"),
@@ -108,100 +94,143 @@ SOUND = [
     Planted((), {}, {"cap": 2.0, "qk_norm": True, "window": 4}),
     Planted((), {}, {"position": "alibi"}),
     Planted((), {}, {"position": "relative", "residual": "parallel"}),
+    Planted((), {}, {**EXPERTS, "kv": 6, "position": "relative"}, "encoder"),
+    Planted((), {}, {"cap": 2.0, "logit_cap": 3.0, "head_bias": True}, "both"),
 ]
 
-
-def _one(slug: str, *faults: str, **rest: Any) -> list[Planted]:
-    return [Planted((slug,), {fault: 1}, **rest) for fault in faults]
+ALL = ("decoder", "encoder", "both")
 
 
-STEPS = [
-    *_one("embedding-scale", "embedding-scale"),
-    *_one("position-offset", "position-offset", config={"position": "learned"}),
-    *_one("sinusoid-layout", "sinusoid-layout", config={"position": "sinusoid"}),
-    *_one("position-padding", "position-padding", config={"position": "learned"}, left=True),
-    *_one("rope-pairing", "rope-pairing"),
-    *_one("rope-frequency", "rope-frequency"),
-    *_one("rope-partial", "rope-partial"),
-    *_one("rope-axis", "rope-axis"),
-    *_one("rope-precision", "rope-precision"),
-    *_one("alibi-slope", "alibi-slope", config={"position": "alibi"}),
-    *_one("relative-bias", "relative-bias", "relative-bias-direction", config={"position": "relative"}),
-    *_one("attention-scale", "attention-scale"),
-    *_one("softcap", "softcap", config={"cap": 2.0}),
-    *_one("softcap", "logit-cap", config={"logit_cap": 3.0}),
-    *_one("softcap", "logit-scale", "residual-scale"),
-    *_one("kv-head-order", "kv-head-order"),
-    *_one("head-merge", "head-merge"),
-    *_one("bias-missing", "bias-missing"),
-    *_one("output-bias", "output-bias", config={"head_bias": True}),
-    Planted(("activation",), {"activation": "gelu"}),
-    Planted(("activation",), {"activation": "gelu-tanh"}, {"gated": False, "activation": "gelu"}),
-    Planted(("activation",), {"activation": "softsign"}, BERT, "encoder"),
-    *_one("gate-order", "gate-order", "gate-product"),
-    *_one("norm-eps", "norm-eps"),
-    *_one("norm-eps", "norm-outside", config={"norm": "layer", "eps": 1e-3}),
-    *_one("norm-eps", "norm-unbiased", config={"norm": "layer"}),
-    Planted(("norm-placement",), {"norm-placement": "swap"}),
-    Planted(("norm-placement",), {"norm-placement": "residual"}),
-    Planted(("norm-placement",), {"norm-placement": "swap"}, {"placement": "post"}),
-    *_one("norm-missing", "norm-missing", "norm-doubled"),
-    *_one("norm-missing", "norm-missing-embedding", config={"embedding_norm": True}),
-    *_one("norm-missing", "norm-missing-layer", config={"placement": "post"}),
-    *_one("norm-offset", "norm-offset"),
-    *_one("qk-norm", "qk-norm", "qk-norm-order", config={"qk_norm": True}),
-    *_one("parallel-residual", "parallel-residual"),
-    Planted(("mask-polarity",), {"mask-polarity": "ignored"}, left=True),
-    Planted(("mask-polarity",), {"mask-polarity": "inverted"}, left=True),
-    Planted(("mask-polarity",), {"mask-polarity": "added"}, left=True),
-    *_one("causality", "causality", "causality-off"),
-    *_one("sliding-window", "sliding-window", "sliding-window-lost", config={"window": 4}),
-    *_one("cross-mask", "cross-mask", kind="both"),
-    *_one("unexplained", "unlisted-attention", "unlisted-feed-forward", "unlisted-stream"),
-    *_one("unexplained", "norm-kind", config={"norm": "layer"}),
+class Row(NamedTuple):
+    """A row of the list of deviations.
+
+    Args:
+        slug: what must be found.
+        fault: what is planted; a string for the plain one of that name.
+        config: of both models.
+        kinds: the models in which it makes sense.
+        styles: those in which it can be written.
+        rest: further fields of `Planted`.
+    """
+
+    slug: str
+    fault: str | Faults
+    config: Mapping[str, Any] = MappingProxyType({})
+    kinds: tuple[str, ...] = ALL
+    styles: tuple[str, ...] = ("steps", "packed")
+    rest: Mapping[str, Any] = MappingProxyType({})
+
+
+_LEFT = {"left": True}
+_APART = {"documents": True}
+_ONE = ("decoder", "encoder")
+_CAUSAL = ("decoder", "both")
+TABLE = [
+    Row("embedding-scale", "embedding-scale"),
+    Row("embedding-scale", "embedding-scale", ORIGINAL),
+    Row("position-offset", "position-offset", LEARNED),
+    Row("position-offset", "position-offset", ORIGINAL),
+    Row("position-padding", "position-padding", LEARNED, rest=_LEFT),
+    Row("sinusoid-layout", "sinusoid-layout", ORIGINAL),
+    Row("sinusoid-layout", "sinusoid-layout", {"position": "sinusoid"}),
+    Row("rope-pairing", "rope-pairing"),
+    Row("rope-frequency", "rope-frequency"),
+    Row("rope-frequency", "rope-scaling"),
+    Row("rope-partial", "rope-partial"),
+    Row("rope-axis", "rope-axis"),
+    Row("rope-precision", "rope-precision"),
+    Row("alibi-slope", "alibi-slope", {"position": "alibi"}),
+    Row("relative-bias", "relative-bias", RELATIVE),
+    Row("relative-bias", "relative-bias-direction", RELATIVE),
+    Row("relative-bias", "relative-bias-buckets", RELATIVE),
+    Row("relative-bias", "relative-bias-cross", RELATIVE, ("both",)),
+    Row("attention-scale", "attention-scale"),
+    Row("attention-scale", {"attention-scale": 1.0, "layer": 1}, BERT, ("encoder",)),
+    Row("attention-scale", {"attention-scale": 0.25, "layer": 0}, ORIGINAL, _CAUSAL),
+    Row("softcap", "softcap", {"cap": 2.0}),
+    Row("softcap", "logit-cap", {"logit_cap": 3.0}),
+    Row("softcap", "logit-scale"),
+    Row("softcap", "residual-scale"),
+    Row("qkv-packing", "qkv-packing", {"kv": 6}),
+    Row("qkv-packing", "qkv-packing", {**ORIGINAL, "bias": False}),
+    Row("weight-transpose", "weight-transpose"),
+    Row("kv-head-order", "kv-head-order"),
+    Row("kv-head-order", "kv-head-order", {**BERT, "kv": 3}, ("encoder",)),
+    Row("head-merge", "head-merge"),
+    Row("bias-missing", "bias-missing"),
+    Row("bias-missing", "bias-missing", BERT, ("encoder",)),
+    Row("output-bias", "output-bias", {"head_bias": True}),
+    Row("activation", {"activation": "gelu"}),
+    Row("activation", {"activation": "gelu-tanh"}, {"gated": False, "activation": "gelu"}),
+    Row("activation", {"activation": "softsign", "layer": 1}, BERT, ("encoder",)),
+    Row("activation", {"activation": "relu2"}, ORIGINAL, ("both",)),
+    Row("gate-order", "gate-order"),
+    Row("gate-order", "gate-product"),
+    Row("norm-eps", "norm-eps"),
+    Row("norm-eps", {"norm-eps": 1, "layer": 1}, ORIGINAL),
+    Row("norm-eps", "norm-outside", {**LAYER, "eps": 1e-3}),
+    Row("norm-eps", "norm-unbiased", LAYER),
+    Row("norm-placement", {"norm-placement": "swap"}),
+    Row("norm-placement", {"norm-placement": "residual"}),
+    Row("norm-placement", {"norm-placement": "swap"}, {"placement": "post"}),
+    Row("norm-missing", "norm-missing"),
+    Row("norm-missing", "norm-doubled"),
+    Row("norm-missing", "norm-missing-embedding", {"embedding_norm": True}),
+    Row("norm-missing", "norm-missing-layer", {"placement": "post"}),
+    Row("norm-missing", "norm-instance", LAYER),
+    Row("norm-offset", "norm-offset"),
+    Row("qk-norm", "qk-norm", QK),
+    Row("qk-norm", "qk-norm-order", QK),
+    Row("qk-norm", "qk-norm-axis", QK),
+    Row("parallel-residual", "parallel-residual", kinds=_ONE),
+    Row("parallel-residual", "parallel-residual", {"residual": "parallel"}, _ONE),
+    Row("parallel-residual", "parallel-shared", {"residual": "parallel"}, _ONE),
+    Row("mask-polarity", {"mask-polarity": "ignored"}, rest=_LEFT),
+    Row("mask-polarity", {"mask-polarity": "inverted"}, kinds=_ONE, rest=_LEFT),
+    Row("mask-polarity", {"mask-polarity": "added"}, rest=_LEFT),
+    Row("mask-polarity", {"mask-polarity": "ignored"}, BERT, ("encoder",)),
+    Row("mask-polarity", "mask-row", BERT, ("encoder",)),
+    Row("causality", "causality", kinds=_CAUSAL),
+    Row("causality", "causality-off", kinds=_CAUSAL),
+    Row("causality", {"causality": 1, "layer": 1}, kinds=_CAUSAL),
+    Row("sliding-window", "sliding-window", {"window": 4}, _CAUSAL),
+    Row("sliding-window", "sliding-window-lost", {"window": 4}, _CAUSAL),
+    Row("cross-mask", "cross-mask", kinds=("both",)),
+    Row("cross-mask", {"cross-mask": 1, "layer": 0}, ORIGINAL, ("both",)),
+    Row("document-leak", "document-leak", kinds=("decoder",), rest=_APART),
+    Row("document-leak", "document-leak", BERT, ("encoder",), rest=_APART),
+    Row("document-leak", "document-positions", BERT, ("encoder",), rest=_APART),
+    Row("pooling", {"pooling": "mean-all"}, {**BERT, "pool": "mean"}, ("encoder",)),
+    Row("pooling", {"pooling": "last"}, {"pool": "last-real"}, _ONE),
+    Row("expert-routing", {"expert-routing": "softmax, top"}, EXPERTS),
+    Row("expert-routing", {"expert-routing": "sigmoid, top, renormalise", "layer": 1}, EXPERTS),
+    Row("expert-routing", {"expert-routing": "softmax, top, scaled"}, {**EXPERTS, "routing": "softmax, top"}),
+    Row("unexplained", "norm-kind", LAYER),
+    Row("unexplained", "unlisted-attention"),
+    Row("unexplained", "unlisted-feed-forward"),
+    Row("unexplained", "unlisted-stream"),
 ]
+_STEPS_ONLY = frozenset(
+    (
+        *("norm-instance", "parallel-shared", "qk-norm-axis"),
+        *("relative-bias-buckets", "relative-bias-cross", "rope-scaling"),
+    )
+)
 
-STEPS += ROUTED + POOLED + PARTED
 
-PACKED = [
-    *ROUTED,
-    *POOLED,
-    *PARTED,
-    *_one("embedding-scale", "embedding-scale"),
-    *_one("position-offset", "position-offset", config=BERT, kind="encoder"),
-    *_one("sinusoid-layout", "sinusoid-layout", config=ORIGINAL, kind="both"),
-    *_one("position-padding", "position-padding", config={"position": "learned"}, left=True),
-    *_one("rope-pairing", "rope-pairing", kind="both"),
-    *_one("rope-frequency", "rope-frequency"),
-    *_one("rope-partial", "rope-partial"),
-    *_one("rope-axis", "rope-axis"),
-    *_one("rope-precision", "rope-precision"),
-    *_one("alibi-slope", "alibi-slope", config={"position": "alibi"}),
-    Planted(("relative-bias",), {"relative-bias": 1, "layer": 1}, {"position": "relative"}),
-    *_one("attention-scale", "attention-scale", config=BERT, kind="encoder"),
-    *_one("softcap", "softcap", config={"cap": 2.0}),
-    *_one("softcap", "residual-scale", kind="both"),
-    *_one("kv-head-order", "kv-head-order"),
-    *_one("head-merge", "head-merge", config=BERT, kind="encoder"),
-    *_one("bias-missing", "bias-missing"),
-    *_one("output-bias", "output-bias", config={"head_bias": True}),
-    *_one("qkv-packing", "qkv-packing", config={"kv": 6}),
-    *_one("weight-transpose", "weight-transpose"),
-    Planted(("activation",), {"activation": "gelu-tanh"}, BERT, "encoder"),
-    *_one("gate-order", "gate-order"),
-    Planted(("norm-eps",), {"norm-eps": 1, "layer": 1}, BERT, "encoder"),
-    *_one("norm-placement", "norm-placement", kind="both"),
-    *_one("norm-placement", "norm-placement", config=ORIGINAL),
-    *_one("norm-missing", "norm-missing"),
-    *_one("norm-offset", "norm-offset"),
-    *_one("qk-norm", "qk-norm", config={"qk_norm": True}),
-    *_one("parallel-residual", "parallel-residual", config={"residual": "parallel"}),
-    *_one("mask-polarity", "mask-polarity", "mask-row", config=BERT, kind="encoder"),
-    *_one("cross-mask", "cross-mask", kind="both"),
-    *_one("causality", "causality", kind="both"),
-    *_one("sliding-window", "sliding-window", config={"window": 4}),
-    *_one("unexplained", "norm-kind", config=BERT, kind="encoder"),
-]
+def grid() -> list[tuple[Planted, str, bool]]:
+    """Every row in every model and style in which it makes sense; True: one of the few for every run."""
+    found: list[tuple[Planted, str, bool]] = []
+    for number, row in enumerate(TABLE):
+        fault: Faults = {row.fault: 1} if isinstance(row.fault, str) else row.fault
+        styles = row.styles if not _STEPS_ONLY & set(fault) else ("steps",)
+        chosen = row.kinds[number // 2 % len(row.kinds)], styles[number // 4 % len(styles)]
+        for kind in row.kinds:
+            for style in styles:
+                planted = Planted((row.slug,), fault, row.config, kind, **row.rest)
+                found.append((planted, style, number % 2 == 0 and (kind, style) == chosen))
+    return found
+
 
 STACKED = [
     Planted(("attention-scale", "activation"), {"attention-scale": 1, "activation": "gelu"}),
@@ -235,4 +264,4 @@ STACKED = [
     ),
 ]
 
-__all__ = ["IDS", "PACKED", "REAL", "SOUND", "STACKED", "STEPS", "Planted", "models", "twins"]
+__all__ = ["IDS", "REAL", "SOUND", "STACKED", "Planted", "grid", "models", "twins"]

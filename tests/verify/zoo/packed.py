@@ -93,6 +93,12 @@ class Packed(nn.Module):
         bias = self.p[f"{name}_h"]
         if self.at(layer, "norm-kind"):
             return F.rms_norm(x, x.shape[-1:], gain, eps) + bias
+        if self.at(layer, "norm-outside"):
+            std, mean = torch.std_mean(x, -1, keepdim=True, correction=0)
+            return torch.addcmul(bias, (x - mean) / (std + eps), gain)
+        if self.at(layer, "norm-unbiased"):
+            var, mean = torch.var_mean(x, -1, keepdim=True)
+            return torch.addcmul(bias, (x - mean) * torch.rsqrt(var + eps), gain)
         return F.layer_norm(x, x.shape[-1:], gain, bias, eps)
 
     def turn(self, x: Tensor, positions: Tensor, layer: int) -> Tensor:
@@ -120,6 +126,13 @@ class Packed(nn.Module):
             out = torch.view_as_real(z * phase).transpose(-1, -2).flatten(-2)
         return torch.cat([out, rest], -1)
 
+    def normed(self, name: str, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        width = q.shape[-1]
+        return (
+            F.rms_norm(q, (width,), self.p[f"{name}_qn_g"], 1e-6),
+            F.rms_norm(k, (width,), self.p[f"{name}_kn_g"], 1e-6),
+        )
+
     def attend(self, side, i, kind, x, memory, real, positions, documents=None) -> Tensor:
         c, b, t, s = self.c, x.shape[0], x.shape[1], memory.shape[1]
         name, width = f"{side}_{i}_{kind}", c.d // c.heads
@@ -142,27 +155,32 @@ class Packed(nn.Module):
                 bq, bk, bv = bias.split(sizes)
                 q, k, v = q + bq, k + bk, v + bv
         q, k, v = q.reshape(b, t, c.heads, width), k.reshape(b, s, -1, width), v.reshape(b, s, -1, width)
-        if c.qk_norm and not self.at(i, "qk-norm"):
-            q = F.rms_norm(q, (width,), self.p[f"{name}_qn_g"], 1e-6)
-            k = F.rms_norm(k, (width,), self.p[f"{name}_kn_g"], 1e-6)
+        late = self.at(i, "qk-norm-order")
+        if c.qk_norm and not self.at(i, "qk-norm") and not late:
+            q, k = self.normed(name, q, k)
         if c.position == "rope" and kind == "self":
             q, k = self.turn(q, positions, i), self.turn(k, positions, i)
+        if c.qk_norm and late:
+            q, k = self.normed(name, q, k)
         scale = c.d**-0.5 if self.at(i, "attention-scale") else c.scale
         allowed = real[:, None, None, :].expand(b, 1, t, s)
-        if self.at(i, "mask-polarity") or (kind == "cross" and self.at(i, "cross-mask")):
+        polarity = self.fault["mask-polarity"] if self.at(i, "mask-polarity") and kind == "self" else ""
+        if polarity == "inverted":
+            allowed = ~allowed
+        elif polarity or (kind == "cross" and self.at(i, "cross-mask")):
             allowed = torch.ones_like(allowed)
-        if self.at(i, "mask-row"):
+        if self.at(i, "mask-row") and kind == "self":
             allowed = allowed.roll(1, 0)
         if documents is not None and "document-leak" not in self.fault:
             allowed = allowed & (documents[:, None, :, None] == documents[:, None, None])
         far = torch.arange(s)[None] - torch.arange(t)[:, None]
-        if self.causal[side] and kind == "self":
-            if not self.at(i, "causality"):
-                allowed = allowed & (far <= 0)
-            if c.window is not None and not self.at(i, "sliding-window"):
-                allowed = allowed & (far > -c.window)
-        plain = c.cap is None and c.position not in ("alibi", "relative") and not self.at(i, "kv-head-order")
-        if plain and not self.at(i, "head-merge"):
+        if self.causal[side] and kind == "self" and not self.at(i, "causality"):
+            allowed = allowed & (far <= self.at(i, "causality-off"))
+        if c.window is not None and kind == "self" and not self.at(i, "sliding-window-lost"):
+            allowed = allowed & (far > -c.window - self.at(i, "sliding-window"))
+        plain = c.cap is None and c.position not in ("alibi", "relative") and polarity != "added"
+        written = ("kv-head-order", "head-merge", "unlisted-attention")
+        if plain and not any(self.at(i, fault) for fault in written):
             out = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -183,8 +201,12 @@ class Packed(nn.Module):
                 scores = torch.tanh(scores / c.cap) * c.cap
             extra = self.extra(side, i, far) if kind == "self" else None
             scores = scores if extra is None else scores + extra
+            if polarity == "added":
+                scores = scores + real[:, None, None].to(scores.dtype)
             scores = scores + torch.where(allowed, 0.0, -1e9).to(scores.dtype)
             weights = torch.softmax(scores, -1)
+            if self.at(i, "unlisted-attention"):
+                weights = weights**2
             if self.at(i, "head-merge"):
                 out = torch.einsum("bhts,bshd->bhtd", weights, v).reshape(b, t, c.d)
             else:
@@ -201,7 +223,9 @@ class Packed(nn.Module):
             power = 1.0 if self.at(i, "alibi-slope") else 8 / c.heads
             slope = torch.pow(2.0, -power * torch.arange(1, c.heads + 1))
             return slope[:, None, None] * far
-        if c.position == "relative" and not self.at(i, "relative-bias"):
+        if c.position == "relative" and self.at(i, "relative-bias-direction"):
+            far = -far
+        if c.position == "relative" and not (self.at(i, "relative-bias") and i > 0):
             return self.p[f"{side}_relative"][(far + 4).clamp(0, 7)].permute(2, 0, 1)
         return None
 
@@ -229,9 +253,14 @@ class Packed(nn.Module):
         ]
         if c.gated:
             gate, content = y.chunk(2, -1)
-            y = f(content) * gate if self.at(i, "gate-order") else f(gate) * content
+            if self.at(i, "gate-order"):
+                y = f(content) * gate
+            else:
+                y = f(gate * content) if self.at(i, "gate-product") else f(gate) * content
         else:
             y = f(y)
+        if self.at(i, "unlisted-feed-forward"):
+            y = y + 0.1 * y.roll(1, -1)
         y = y @ self.p[f"{side}_{i}_out"]
         return y + self.p[f"{side}_{i}_out_b"] if c.bias else y
 
@@ -253,7 +282,7 @@ class Packed(nn.Module):
             x = x + self.p[f"{side}_places"][positions]
         if c.position == "sinusoid":
             x = x + sinusoid(positions, c.d, "sinusoid-layout" in self.fault).to(x.dtype)
-        if c.embedding_norm:
+        if c.embedding_norm and "norm-missing-embedding" not in self.fault:
             x = self.norm(x, f"{side}_first", -1)
         for i in range(c.layers):
             if (c.residual == "parallel") != self.at(i, "parallel-residual"):
@@ -263,9 +292,11 @@ class Packed(nn.Module):
                 )
                 continue
             steps = ["self", "cross", "ff"] if memory is not None else ["self", "ff"]
-            pre = (c.placement == "pre") != self.at(i, "norm-placement")
+            moved = self.fault["norm-placement"] if self.at(i, "norm-placement") else ""
+            pre = (c.placement == "pre") != (moved == "swap")
             for kind in steps:
                 h = self.norm(x, f"{side}_{i}_{kind}", i) if pre else x
+                x = h if moved == "residual" else x
                 if kind == "ff":
                     y = self.feed(side, i, h)
                 elif kind == "self":
@@ -274,9 +305,14 @@ class Packed(nn.Module):
                     y = self.attend(side, i, kind, h, memory, memory_real, positions)
                 if self.at(i, "residual-scale"):
                     y = y * 0.5
-                x = x + y if pre else self.norm(x + y, f"{side}_{i}_{kind}", i)
+                bare = pre or self.at(i, "norm-missing-layer")
+                x = x + y if bare else self.norm(x + y, f"{side}_{i}_{kind}", i)
+            if "unlisted-stream" in self.fault and i == 0:
+                x = x + 0.1 * x.sin()
         if c.placement == "post" or "norm-missing" in self.fault:
             return x
+        if "norm-doubled" in self.fault:
+            x = self.norm(x, f"{side}_final", -1)
         return self.norm(x, f"{side}_final", -1)
 
     def pooled(self, x: Tensor, real: Tensor, kind: str) -> Tensor:
@@ -313,7 +349,7 @@ class Packed(nn.Module):
             logits = logits + self.p["head_bias"]
         if self.c.logit_cap is not None and "logit-cap" not in self.fault:
             logits = (logits / self.c.logit_cap).tanh() * self.c.logit_cap
-        return logits
+        return logits * 0.5 if "logit-scale" in self.fault else logits
 
 
 __all__ = ["Config", "Packed"]

@@ -32,6 +32,8 @@ def rotate(x: Tensor, positions: Tensor, fault: Faults, theta: float, width: int
     """Half-split rotation of ``[B, h, T, dh]``."""
     if "rope-frequency" in fault:
         theta = 500.0
+    if "rope-scaling" in fault:
+        positions = positions / 4
     if "rope-partial" in fault:
         width = width // 2
     x, rest = x[..., :width], x[..., width:]
@@ -71,11 +73,22 @@ class Attention(nn.Module):
         self, x: Tensor, memory: Tensor, real: Tensor, positions: Tensor, bias: Tensor | None
     ) -> Tensor:
         c, fault, b, t, s = self.c, self.fault, x.shape[0], x.shape[1], memory.shape[1]
-        q = self.q_proj(x).view(b, t, c.heads, -1).transpose(1, 2)
-        k = self.k_proj(memory).view(b, s, c.kv, -1).transpose(1, 2)
-        v = self.v_proj(memory).view(b, s, c.kv, -1).transpose(1, 2)
+        q, k, v = self.q_proj(x), self.k_proj(memory), self.v_proj(memory)
+        if "qkv-packing" in fault and not self.cross:  # thirds of each head, as if they lay together
+            q, k, v = torch.cat([q, k, v], -1).unflatten(-1, (c.heads, 3, -1)).unbind(3)
+        q = q.reshape(b, t, c.heads, -1).transpose(1, 2)
+        k = k.reshape(b, s, c.kv, -1).transpose(1, 2)
+        v = v.reshape(b, s, c.kv, -1).transpose(1, 2)
         late = "qk-norm-order" in fault
-        if c.qk_norm and "qk-norm" not in fault and not late:
+        if c.qk_norm and "qk-norm-axis" in fault:  # over all heads together
+            q, k = (
+                F.rms_norm(z.transpose(1, 2).flatten(2), (z.shape[1] * self.width,), None, 1e-6)
+                .unflatten(-1, (-1, self.width))
+                .transpose(1, 2)
+                * norm.weight
+                for z, norm in ((q, self.q_norm), (k, self.k_norm))
+            )
+        elif c.qk_norm and "qk-norm" not in fault and not late:
             q, k = self.q_norm(q), self.k_norm(k)
         if c.position == "rope" and not self.cross:
             q = rotate(q, positions, fault, c.theta, c.rotary)
@@ -87,9 +100,9 @@ class Attention(nn.Module):
             k, v = k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1)
         else:
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scale = {"attention-scale": c.d**-0.5}.get(next(iter(fault), ""), c.scale)
-        if "attention-scale" in fault:
-            scale = c.d**-0.5
+        scale = c.d**-0.5 if "attention-scale" in fault else c.scale
+        if isinstance(fault.get("attention-scale"), float):
+            scale = float(fault["attention-scale"])
         scores = q @ k.transpose(-1, -2) * scale
         if c.cap is not None and "softcap" not in fault:
             scores = c.cap * torch.tanh(scores / c.cap)
@@ -102,20 +115,27 @@ class Attention(nn.Module):
             reach = c.window + ("sliding-window" in fault)
             far = torch.arange(t)[:, None] - torch.arange(s)[None]
             allowed = allowed & (far < reach)
+            if "sliding-window-both" in fault:
+                allowed = (far.abs() < c.window).expand_as(allowed)
         allowed = allowed.expand(b, 1, t, s)
-        if not ("mask-polarity" in fault or (self.cross and "cross-mask" in fault)):
+        polarity = "" if self.cross else fault.get("mask-polarity", "")
+        if "mask-row" in fault and not self.cross:
+            real = real.roll(1, 0)
+        if not (polarity or (self.cross and "cross-mask" in fault)):
             allowed = allowed & real[:, None, None]
-        elif "mask-polarity" in fault and fault["mask-polarity"] == "inverted":
+        elif polarity == "inverted":
             allowed = allowed & ~real[:, None, None]
-        if "mask-polarity" in fault and fault["mask-polarity"] == "added":
+        if polarity == "added":
             scores = scores + real[:, None, None].to(scores.dtype)
         weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1)
         if "unlisted-attention" in fault:
             weights = weights.square()
         mixed = weights @ v
-        if "head-merge" in fault:
-            return self.o_proj(mixed.reshape(b, t, c.d))
-        return self.o_proj(mixed.transpose(1, 2).reshape(b, t, c.d))
+        mixed = mixed if "head-merge" in fault else mixed.transpose(1, 2)
+        mixed = mixed.reshape(b, t, c.d)
+        if "weight-transpose" in fault:
+            return F.linear(mixed, self.o_proj.weight.t(), self.o_proj.bias)
+        return self.o_proj(mixed)
 
 
 ACTIVATIONS = {
@@ -233,17 +253,19 @@ class Layer(nn.Module):
     def forward(self, x, memory, real, memory_real, positions, bias) -> Tensor:
         parallel = (self.c.residual == "parallel") != ("parallel-residual" in self.fault)
         if parallel:
-            return (
-                x
-                + self.attention(*[self.attention_norm(x)] * 2, real, positions, bias)
-                + self.ff(self.ff_norm(x))
-            )
+            read = self.attention_norm if "parallel-shared" in self.fault else self.ff_norm
+            return x + self.attention(*[self.attention_norm(x)] * 2, real, positions, bias) + self.ff(read(x))
         x = self.sublayer(x, self.attention_norm, lambda h: self.attention(h, h, real, positions, bias))
         if memory is not None:
+            cross = bias if "relative-bias-cross" in self.fault else None
+            if cross is not None:
+                cross = F.pad(cross, (0, memory.shape[1] - cross.shape[-1]))
             x = self.sublayer(
-                x, self.cross_norm, lambda h: self.cross(h, memory, memory_real, positions, None)
+                x, self.cross_norm, lambda h: self.cross(h, memory, memory_real, positions, cross)
             )
-        return self.sublayer(x, self.ff_norm, self.ff)
+        return self.sublayer(
+            x, self.attention_norm if "norm-instance" in self.fault else self.ff_norm, self.ff
+        )
 
 
 def restarted(count: Tensor, documents: Tensor) -> Tensor:
@@ -286,7 +308,8 @@ class Stack(nn.Module):
         if c.position == "relative":
             if "relative-bias-direction" in self.fault:
                 far = -far
-            return self.relative((far + 4).clamp(0, 7)).permute(2, 0, 1)
+            shift = 3 if "relative-bias-buckets" in self.fault else 4
+            return self.relative((far + shift).clamp(0, 7)).permute(2, 0, 1)
         return None
 
     def forward(self, ids: Tensor, real: Tensor, memory=None, memory_real=None, documents=None) -> Tensor:
@@ -296,7 +319,8 @@ class Stack(nn.Module):
         if c.position == "learned":
             x = x + self.places(positions + (1 if "position-offset" in self.fault else 0))
         if c.position == "sinusoid":
-            x = x + sinusoid(positions, c.d, "sinusoid-layout" in self.fault).to(x.dtype)
+            start = 1 if "position-offset" in self.fault else 0
+            x = x + sinusoid(positions + start, c.d, "sinusoid-layout" in self.fault).to(x.dtype)
         if c.embedding_norm and "norm-missing-embedding" not in self.fault:
             x = self.embedding_norm(x)
         bias = self.bias(ids.shape[1])

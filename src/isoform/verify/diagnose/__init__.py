@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from isoform.errors import ShapeError
-from isoform.verify.align import Model
+from isoform.verify.align import Model, Site
 from isoform.verify.diagnose import attention, ending, feed_forward, losses, precision, steps, stream, weights
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.pairing import alone, pair, pairs
 from isoform.verify.diagnose.probe import longer, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
+from isoform.verify.diagnose.structure import Linear, Structure
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.record import Recording, record
 from isoform.verify.stepping import Step
@@ -115,6 +117,7 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
         raise ShapeError(
             f"results of shape {list(ours.shape)} and {list(theirs.shape)}: not the same content"
         )
+    pair(a, b)
     case = Case(a, b)
     if rounding is not None:  # constants are kept in the coarser dtype too
         case.constants = case.tolerance = 2 * torch.finfo(rounding).eps
@@ -145,12 +148,12 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
 def run(case: Case) -> None:
     """Every part of both models."""
     a, b = case.a.structure, case.b.structure
-    sites = list(zip(a.sites, b.sites, strict=False))
-    inners = list(zip(a.inners, b.inners, strict=False))
+    sites, inners = pairs(a.sites, b.sites), pairs(a.inners, b.inners)
     for x, y in sites:
         weights.check_site(case, x, y)
     for x, y in inners:
         weights.check_inner(case, x, y)
+    _unpaired(case)
     others_a, others_b = _others(case.a), _others(case.b)
     for x, y in zip(others_a, others_b, strict=False):
         weights.check_other(case, x, y, last=y is others_b[-1])
@@ -160,10 +163,37 @@ def run(case: Case) -> None:
     for x, y in inners:
         feed_forward.check(case, x, y)
     ending.check(case)
-    if (len(a.sites), len(a.inners)) != (len(b.sites), len(b.inners)):
-        place = case.place("whole model", case.a.graph.output, case.b.graph.output)
-        words = [f"has {len(s.sites)} attentions and {len(s.inners)} feed-forward networks" for s in (a, b)]
-        case.add("unexplained", place, words[0], words[1], case.b.graph.output)
+
+
+def _unpaired(case: Case) -> None:
+    """The first part that only one of the models has."""
+    a, b = case.a.structure, case.b.structure
+    lost = [*alone(a.sites, b.sites), *alone(a.inners, b.inners)]
+    more = [*alone(b.sites, a.sites), *alone(b.inners, a.inners)]
+    # Without a residual sum between them, maps look as if they belonged to one feed-forward network.
+    lost = [x for x in lost if isinstance(x, Site) or x.out not in _inputs(a)]
+    more = [x for x in more if isinstance(x, Site) or x.out not in _inputs(b)]
+    if not lost and not more:
+        return
+    first = min(lost or more, key=lambda x: x.out.node if x.out is not None else 0)
+    node = first.out.node if first.out is not None else 0
+    same = case.b.sources_at(case.a.sources.get(first.out.out)) if lost and first.out is not None else None
+    ends = case.a.graph.output, case.b.graph.output
+    here, there = (node, ends[1] if same is None else same) if lost else (ends[0], node)
+    part = "feed-forward"
+    if isinstance(first, Site):
+        part = "cross-attention" if first.cross else "self-attention"
+    words = [f"has {len(s.sites)} attentions and {len(s.inners)} feed-forward networks" for s in (a, b)]
+    if same is not None:
+        words = [f"computes this as {part} does", "computes it in a way of its own"]
+    case.add("unexplained", case.place(part, here, there), words[0], words[1], there)
+    case.torn = True
+
+
+def _inputs(structure: Structure) -> set[Linear]:
+    """Maps that something is made of right away: queries, keys, values, what is between two maps."""
+    found = {part.linear for site in structure.sites for _, part in site.parts()}
+    return found | {linear for inner in structure.inners for linear in inner.sources}
 
 
 def _others(model: Model) -> list[Any]:

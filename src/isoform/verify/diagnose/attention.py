@@ -18,6 +18,7 @@ from isoform.verify.diagnose.masks import explain_bias, explain_mask
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.scores import explain_scores
 from isoform.verify.diagnose.stream import profile
+from isoform.verify.diagnose.structure import over_keys
 from isoform.verify.diagnose.unary import gap
 
 FORBIDDEN = 5e3
@@ -163,6 +164,11 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
             b.site.scores,
         )
         return
+    if over_keys(a.model.graph, a.site.softmax) != over_keys(b.model.graph, b.site.softmax):
+        words = "takes the softmax over another axis than the last", "takes it over the last axis"
+        first = over_keys(a.model.graph, a.site.softmax)
+        case.add("unexplained", place, words[first], words[not first], b.site.softmax)
+        return
     queries = case.a.real(role)
     keys = case.a.real(case.a.role(a.site.key))
     open_a, open_b = allowed(base_a), allowed(base_b)
@@ -192,6 +198,8 @@ def _paired_heads(case: Case, place: Place, a: Core, b: Core) -> Tensor:
     if of_a is None or of_b is None:
         return same
     sets = [frozenset(s) for s in of_a]
+    if len(set(sets)) < len(sets) or {len(s) for s in of_a} != {len(s) for s in of_b}:
+        return same  # normalised over all heads, so that each depends on all columns
     found: list[int] = []
     for columns in of_b:
         wanted = frozenset(int(rows.index[c]) for c in columns)

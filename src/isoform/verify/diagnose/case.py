@@ -83,6 +83,7 @@ class Case:
         self.constants = 1e-6  # how well constants agree that are the same
         self.raw: list[Raw] = []
         self.rows: dict[Key, Any] = {}
+        self.torn = False  # one of the models has a part more, and the stream is another
         self.checked: list[tuple[str, int, float]] = []
 
     def differ(self, a: Tensor, b: Tensor, role: str) -> float:

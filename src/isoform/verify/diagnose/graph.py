@@ -34,6 +34,11 @@ VIEWS = frozenset(
 """Operators that keep the order of the elements."""
 
 _LOOKUPS = ("embedding", "index", "index_select")
+_SHAPES = frozenset(
+    ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+)
+"""Operators that take no more than the shape of their argument."""
+
 _COUNTING = frozenset(("cumsum", "arange"))
 
 
@@ -269,6 +274,10 @@ class Graph:
             inner = [int(r.name) for r in refs if r.kind == "node"]
             static.append(all(r.kind != "input" for r in refs) and all(static[n] for n in inner))
             counting.append(node.op in _COUNTING or any(counting[n] for n in inner))
+            if node.op in _SHAPES:  # only the shape of the content counts
+                from_ids.append(False)
+                live.append(False)
+                continue
             touched = any(r.kind == "input" and r.name in contents for r in refs)
             from_ids.append(touched or any(from_ids[n] for n in inner))
             if any(live[n] for n in inner) and node.value.is_floating_point():

@@ -57,6 +57,10 @@ def explain_mask(
         )
         return
     count = len(case.raw)
+    if 0 in (one.real, two.real) and one.real != two.real and one.padding == two.padding:
+        words = "reads the real tokens", "reads none of the real tokens"
+        add("cross-mask" if cross else "mask-polarity", words[one.real == 0], words[two.real == 0])
+        return
     if abs(one.padding - two.padding) > 1e-9 or (
         abs(one.real - two.real) > 0.3 and one.padding != two.padding
     ):

@@ -6,6 +6,8 @@ import torch
 
 from isoform.verify.align import Model, Site
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.pairing import pairs
+from isoform.verify.diagnose.structure import over_keys
 
 COARSE = 1e-4
 """Relative rounding of an angle or position above which it is not float32's."""
@@ -13,7 +15,7 @@ COARSE = 1e-4
 
 def check(case: Case) -> None:
     """Deviations that the comparison in float64 leaves out."""
-    for a, b in zip(case.a.structure.sites, case.b.structure.sites, strict=False):
+    for a, b in pairs(case.a.structure.sites, case.b.structure.sites):
         one, two = _coarse(case.a, a), _coarse(case.b, b)
         if (one is None) != (two is None):
             place = case.place("rotation of queries and keys", one or a.query, two or b.query)
@@ -90,6 +92,9 @@ def _nan(case: Case) -> None:
         ),
         model.graph.output,
     )
+    site = next((s for s in model.structure.sites if s.softmax == first), None)
+    if site is not None and not over_keys(model.graph, first):
+        return  # not a row of keys that is masked
     a, b = (first, case.b.graph.output) if found[0] else (case.a.graph.output, first)
     words = ("gives NaN at real positions", "gives numbers")
     case.add("masked-row-nan", case.place("masked rows", a, b), words[not found[0]], words[not found[1]], b)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from isoform.errors import IsoformError
 from isoform.verify.align import Model, Part, Rows, match_rows, rows_of, whole
+from isoform.verify.diagnose.pairing import pairs
 from isoform.verify.record import Recording, record
 from isoform.verify.subject import Inputs, Subject, vocabulary_size
 
@@ -123,11 +124,11 @@ def _direct(model: Model, node: int) -> str | None:
 def _maps(a: Model, b: Model) -> list[tuple[list[Part], list[Part]]]:
     """Linear maps that correspond."""
     found: list[tuple[list[Part], list[Part]]] = []
-    for x, y in zip(a.structure.sites, b.structure.sites, strict=False):
+    for x, y in pairs(a.structure.sites, b.structure.sites):
         found += [(x.q, y.q), (x.k, y.k), (x.v, y.v)]
         if x.out is not None and y.out is not None:
             found.append((whole([x.out]), whole([y.out])))
-    for x, y in zip(a.structure.inners, b.structure.inners, strict=False):
+    for x, y in pairs(a.structure.inners, b.structure.inners):
         found.append((whole(x.sources), whole(y.sources)))
         found.append((whole([x.out]), whole([y.out])))
     heads = [[n for n in m.structure.linears if n.role == "head"] for m in (a, b)]
@@ -190,7 +191,7 @@ def _wires(a: Model, b: Model) -> list[tuple[list[str], list[str]]]:
             top = model.structure.trunk.get(tops[0], tops[0]) if len(tops) == 1 else read
             sides.append(_used(model, read, top))
         found.append((sides[0], sides[1]))
-    for x, y in zip(a.structure.sites, b.structure.sites, strict=False):
+    for x, y in pairs(a.structure.sites, b.structure.sites):
         for one, two in ((x.query, y.query), (x.key, y.key)):
             found.append((_used(a, one, None), _used(b, two, None)))
     return found

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from isoform.verify.diagnose.query_norms import explain_norms
 from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.rotations import explain_turns, turning
 from isoform.verify.diagnose.unary import gap
 
 if TYPE_CHECKING:
@@ -63,15 +64,15 @@ def explain_scores(
     if ratio is not None:
         add("attention-scale", *_scales(a, b, ratio), ratio=ratio)
         return
+    count = len(case.raw)
+    if normed_a and normed_b:
+        explain_norms(add, a, b)
     turn_a, turn_b = turning(a), turning(b)
     if turn_a is not None and turn_b is not None:
-        count = len(case.raw)
         explain_turns(add, case, a, b, turn_a, turn_b)
-        if len(case.raw) > count:
+        if len(case.raw) > count and not normed_a:
             _scale_beside(add, a, b, small_a, small_b, both)
-            return
-    if normed_a and normed_b:
-        add("qk-norm", *_order_words(case, a, b))
+    if len(case.raw) > count:
         return
     add(
         "unexplained",
@@ -190,174 +191,3 @@ def _groups(case: Case, a: Core, b: Core) -> tuple[str, str] | None:
     from isoform.verify.diagnose.attention import _groups as groups  # pyright: ignore[reportPrivateUsage]
 
     return groups(case, a, b, "k")
-
-
-@dataclasses.dataclass(eq=False)
-class Turning:
-    """A rotation of queries by position.
-
-    Attributes:
-        angle: ``[B, T, pairs]`` how far each pair of channels is turned, of the first head.
-        by_head: whether heads turn differently.
-        pairs: which channels form a pair.
-        width: channels of a head.
-    """
-
-    angle: Tensor
-    by_head: bool
-    pairs: list[tuple[int, int]]
-    width: int
-
-    @property
-    def pairing(self) -> str:
-        """ "half", "interleaved" or "other"."""
-        if not self.pairs:
-            return "none"
-        n = len(self.pairs)
-        first = self.pairs[0][0]
-        if all(j == i + 1 and (i - first) % 2 == 0 for i, j in self.pairs):
-            return (
-                "interleaved" if n > 1 or (self.pairs[0][1] == first + 1 and self.width == 2) else "adjacent"
-            )
-        if all(j - i == self.pairs[0][1] - first for i, j in self.pairs):
-            return "half"
-        return "other"
-
-
-def turning(core: Core) -> Turning | None:
-    """Feed unit queries and watch where they go."""
-    from isoform.verify.diagnose.attention import columns_of
-
-    columns = columns_of(core, "q")
-    shape = core.inputs["q"].shape
-    if columns is None or len({len(c) for c in columns}) != 1:
-        return None
-    width = len(columns[0])
-    images: list[Tensor] = []
-    zero = core.operand("q", core.put("q", torch.zeros(shape, dtype=torch.float64)))
-    for channel in range(width):
-        unit = torch.zeros(shape, dtype=torch.float64)
-        for head in columns:
-            unit[..., head[channel]] = 1.0
-        images.append(core.operand("q", core.put("q", unit)) - zero)
-    matrix = torch.stack(images, -1)  # [B, heads, T, channel out, channel in]
-    if matrix.shape[-2] != width or not bool(matrix.isfinite().all()):
-        return None
-    size = matrix.square().sum(-2).sqrt().mean()
-    matrix = matrix / size.clamp(min=1e-30)
-    off = matrix.abs().amax((0, 1, 2))
-    off.fill_diagonal_(0)
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
-    for i in range(width):
-        j = int(off[i].argmax())
-        if float(off[i, j]) > 1e-7 and i not in used and j not in used:
-            pairs.append((min(i, j), max(i, j)))
-            used |= {i, j}
-    if not pairs:
-        return Turning(matrix.new_zeros(*matrix.shape[:1], matrix.shape[2], 0), False, [], width)
-    i, j = torch.tensor(pairs).t()
-    # Products, so that a gain on either side of the rotation does not count.  [B, heads, T, pairs]
-    sine = (matrix[..., j, i] * matrix[..., i, j]).abs().sqrt() * matrix[..., j, i].sign()
-    cosine = (matrix[..., i, i] * matrix[..., j, j]).abs().sqrt() * matrix[..., i, i].sign()
-    angles = torch.atan2(sine, cosine)
-    by_head = bool((angles - angles[:, :1]).abs().max() > 1e-6)
-    return (
-        Turning(angles[:, 0], by_head, pairs, width)
-        if not by_head
-        else Turning(angles[:, -1], True, pairs, width)
-    )
-
-
-def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Turning) -> None:
-    """Name the difference of two rotations."""
-    if not one.pairs and not two.pairs:
-        return
-    if one.by_head != two.by_head:
-        words = ("turns by position", "turns by head")
-        add("rope-axis", words[one.by_head], words[two.by_head])
-        return
-    if not one.pairs or not two.pairs:
-        add("rope-partial", _width(one), _width(two))
-        return
-    if len(one.pairs) != len(two.pairs):
-        add("rope-partial", _width(one), _width(two))
-    rows = case.rows.get(("site", b.site.index, "q"))
-    plain = rows is None or rows.plain
-    if plain and one.pairs != two.pairs and len(one.pairs) == len(two.pairs):
-        kind = "rope-pairing" if one.pairing != two.pairing else "rope-partial"
-        add(
-            kind,
-            f"pairs channels {_pairs(one)}",
-            f"pairs them {_pairs(two)}",
-            reference=one.pairs,
-            candidate=two.pairs,
-        )
-    fa, fb = frequencies(one), frequencies(two)
-    if len(fa) != len(fb):
-        return
-    fa, fb = fa.sort(descending=True).values, fb.sort(descending=True).values
-    if gap(fa, fb) > 1e-5:
-        add("rope-frequency", _theta(fa, one), _theta(fb, two), reference=fa.tolist(), candidate=fb.tolist())
-
-
-def frequencies(turn: Turning) -> Tensor:
-    """Turn per position of each pair, from the first step of the longest row."""
-    angle = turn.angle
-    if angle.shape[1] < 2:
-        return angle[:, 0].abs().amax(0)
-    step = angle[:, 1:] - angle[:, :-1]
-    step = torch.remainder(step + math.pi, 2 * math.pi) - math.pi
-    return step.abs().reshape(-1, step.shape[-1]).median(0).values
-
-
-def _width(turn: Turning) -> str:
-    return (
-        f"turns {2 * len(turn.pairs)} of {turn.width} channels of a head"
-        if turn.pairs
-        else "does not turn queries and keys"
-    )
-
-
-def _pairs(turn: Turning) -> str:
-    shown = ", ".join(f"{i} with {j}" for i, j in turn.pairs[:2])
-    return f"{shown} ({'halves' if turn.pairing == 'half' else turn.pairing})"
-
-
-def _theta(frequency: Tensor, turn: Turning) -> str:
-    n = len(frequency)
-    if n > 1 and float(frequency.min()) > 0:
-        theta = float((frequency[0] / frequency[1]).pow(n))
-        regular = all(
-            abs(float(frequency[i] / frequency[0]) / theta ** (-i / n) - 1) < 1e-3 for i in range(n)
-        )
-        if regular and abs(float(frequency[0]) - 1) < 1e-4:
-            return f"turns with theta = {theta:.6g}"
-        if regular:
-            return f"turns with theta = {theta:.6g} and positions scaled by {float(frequency[0]):.4g}"
-    return (
-        "turns by "
-        + ", ".join(f"{float(f):.4g}" for f in frequency[:4])
-        + (" … per position" if n > 4 else " per position")
-    )
-
-
-def _order_words(case: Case, a: Core, b: Core) -> tuple[str, str]:
-    del case
-    reach_a, reach_b = _reach(a), _reach(b)
-    if reach_a != reach_b:
-        words = {True: "normalises over all heads together", False: "normalises each head"}
-        return words[reach_a], words[reach_b]
-    return (
-        "normalises queries and keys in one way",
-        "normalises them in another (gains, or the order with the rotation)",
-    )
-
-
-def _reach(core: Core) -> bool:
-    """Whether a head's query depends on other heads' channels."""
-    q = core.inputs["q"]
-    half = q.clone()
-    half[..., : q.shape[-1] // 2] *= 3.0
-    before, after = core.operand("q", core.given()), core.operand("q", core.put("q", half))
-    return gap(before[:, -1], after[:, -1]) > 1e-9

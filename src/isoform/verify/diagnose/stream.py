@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isoform.verify.align import Key, Model
 from isoform.verify.diagnose import pooling, routing
-from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.positions import explain_shift
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import CLOSE, Step, close, describe, gap, said
@@ -193,7 +193,7 @@ def _wiring(case: Case) -> None:
     """Sublayers that read another point of the stream than in the other model."""
     a, b = case.a, case.b
     only_a, only_b = set(a.states) - set(b.states), set(b.states) - set(a.states)
-    if not only_a and not only_b:
+    if case.torn or (not only_a and not only_b):
         return
     for key, rb in b.reads.items():
         ra = a.reads.get(key)
@@ -202,7 +202,7 @@ def _wiring(case: Case) -> None:
         tops_a, tops_b = set(_reading(a, ra)), set(_reading(b, rb))
         if tops_a == tops_b:
             continue
-        place = case.place(_reader(key), ra, rb)
+        place = case.place(_reader(case, key), ra, rb)
         seen_a, seen_b = _contents(tops_a), _contents(tops_b)
         extra = {k[0] for k in seen_a ^ seen_b}
         if key[0] == "inner" and "site" in extra:
@@ -210,6 +210,9 @@ def _wiring(case: Case) -> None:
             said_a, said_b = (later, sooner) if len(seen_a) > len(seen_b) else (sooner, later)
             case.add("parallel-residual", place, said_a, said_b, rb)
             return
+        missing = next((a.states[t] for t in tops_a - tops_b if t in only_a), None)
+        if missing is not None and len(seen_b) < len(seen_a):
+            place = case.place("sum of the stream", missing, rb)
         case.add(
             "unexplained",
             place,
@@ -231,14 +234,18 @@ def _contents(tops: set[Key]) -> set[Key]:
     return found
 
 
-def _reader(key: Key) -> str:
-    return {"site": "attention", "inner": "feed-forward"}.get(str(key[0]), "end of the stack")
+def _reader(case: Case, key: Key) -> str:
+    if key[0] == "site":
+        cross = any(s.cross for s in case.a.structure.sites if s.index == key[1])
+        return "cross-attention" if cross else "attention"
+    return "feed-forward" if key[0] == "inner" else "end of the stack"
 
 
 def _explain(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
     described: list[tuple[Wire, Wire, list[Step], list[Step]]] = []
     for wa, wb in wires:
         described.append((wa, wb, _steps(case.a, wa), _steps(case.b, wb)))
+    described = [d for d in described if not _left_behind(case, d, described)]
     lost = [d for d in described if _norms(d[2]) > _norms(d[3]) and not _unknown(d[2], d[3])]
     gained = [d for d in described if _norms(d[2]) < _norms(d[3]) and not _unknown(d[2], d[3])]
     moved = bool(lost and gained)
@@ -246,7 +253,7 @@ def _explain(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
     spoken: set[int] = set()
     for wa, wb, sa, sb in described:
         count = len(case.raw)
-        place = case.place(_part(case, wb), wa.target, wb.target)
+        place = _place(case, wa, wb)
         said_a, said_b = _told(sa), _told(sb)
         if _unknown(sa, sb):
             kind = "pooling" if _pools(sa) or _pools(sb) else "unexplained"
@@ -268,10 +275,31 @@ def _explain(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
             silent[wb.target] = (wa, wb, sa, sb)
     for target, (wa, wb, sa, sb) in silent.items():
         if target not in spoken:
-            place = case.place(_part(case, wb), wa.target, wb.target)
+            place = _place(case, wa, wb)
             case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
     if moved:
         _joined(case)
+
+
+Described = tuple[Wire, Wire, list[Step], list[Step]]
+
+
+def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
+    """A norm behind a sum in one model, before its only reader in the other, the sum going no further."""
+    wa, wb, sa, sb = this
+    if _norms(sa) == _norms(sb) or _unknown(sa, sb) or wb.what == "add":
+        return False
+    for model, wire in ((case.a, wa), (case.b, wb)):
+        tops = {wire.source, *model.structure.tops(wire.source)}
+        state = next((t for t in tops if t in (*model.structure.states, *model.structure.entries)), None)
+        key = None if state is None else model.state_key(state)
+        if not any(key in _tops(model, n) for n in model.structure.states if n != state):
+            return any(
+                _norms(x[2]) - _norms(x[3]) == _norms(sb) - _norms(sa) and not _unknown(x[2], x[3])
+                for x in others
+                if x is not this
+            )
+    return False
 
 
 def _joined(case: Case) -> None:
@@ -322,9 +350,17 @@ def _is_added(wire: Wire) -> bool:
     return wire.what == "add"
 
 
+def _place(case: Case, wa: Wire, wb: Wire) -> Place:
+    place = case.place(_part(case, wb), wa.target, wb.target)
+    if wb.what == "read" and wb.name[0] == "site":  # memory is read in another stream than it stands in
+        site = next(s for s in case.a.structure.sites if s.index == wb.name[1])
+        place = dataclasses.replace(place, layer=layer_of(case.a, site.query))
+    return place
+
+
 def _part(case: Case, wire: Wire) -> str:
     if wire.what == "read":
-        return f"stream as read by {_reader(wire.name)}"
+        return f"stream as read by {_reader(case, wire.name)}"
     if wire.source in case.b.structure.entries:
         return "embedding"
     return "sum of the stream" if wire.what == "add" else "stream after the sum"
@@ -359,14 +395,30 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
             [s for s in sa if s.kind == "norm"], [s for s in sb if s.kind == "norm"], strict=False
         )
     ]
+    count = len(case.raw)
     for x, y in norms:
         norm_differs(case, place, wb.target, x, y)
+    for raw in case.raw[count:]:
+        if raw.kind == "norm-missing" and "found" in raw.evidence and _beside_attention(case, wb):
+            raw.kind = "parallel-residual"
     if _pools(sa) != _pools(sb):
         at = dataclasses.replace(place, layer=None)
         case.add("pooling", at, _pools(sa), _pools(sb), wb.target)
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
     _affine(case, place, wa, wb, affine_a, affine_b)
+
+
+def _beside_attention(case: Case, wire: Wire) -> bool:
+    """Whether a feed-forward network reads the same point of the stream as an attention, in both models."""
+    if wire.what != "read" or wire.name[0] != "inner":
+        return False
+    found: list[bool] = []
+    for model in (case.a, case.b):
+        own = model.structure.tops(model.reads[wire.name[:2]])
+        reads = [node for key, node in model.reads.items() if key[0] == "site"]
+        found.append(any(model.structure.tops(node) == own for node in reads))
+    return all(found)
 
 
 def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None:
@@ -396,6 +448,7 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         add("norm-eps", f"adds ε {said_a} the root", f"adds it {said_b}", reference=a.eps, candidate=b.eps)
     elif not _equal_eps(a.eps, b.eps):
         add("norm-eps", f"uses ε = {a.eps:.3g}", f"uses ε = {b.eps:.3g}", reference=a.eps, candidate=b.eps)
+    foreign: dict[str, str | None] = {}
     if not bessel and not close(a.gain, b.gain, 1e-6):
         offset = b.gain - a.gain
         if abs(abs(float(offset.mean())) - 1) < 1e-5 and float(offset.std()) < 1e-5:
@@ -410,12 +463,7 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
                 "has no gain of its own" if flat_b else "multiplies by a gain",
             )
         else:
-            other = _whose(case, b.gain)
-            add(
-                "norm-missing" if other else "tie-lost",
-                "uses its own gain here",
-                f"uses {other or 'a gain that is not in the checkpoint'}",
-            )
+            foreign["gain"] = _whose(case, b.gain)
     if (
         not close(a.bias, b.bias, 1e-6)
         and float(torch.maximum(a.bias.abs().max(), b.bias.abs().max())) > 1e-9
@@ -428,12 +476,15 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
                 "adds none" if none_b else "adds one",
             )
         else:
-            other = _whose(case, b.bias)
-            add(
-                "norm-missing" if other else "tie-lost",
-                "adds its own bias after the norm",
-                f"adds {other or 'one that is not in the checkpoint'}",
-            )
+            foreign["bias"] = _whose(case, b.bias)
+    if foreign:
+        known = None not in foreign.values()
+        add(
+            "norm-missing" if known else "tie-lost",
+            f"uses its own {' and '.join(foreign)} here",
+            "uses another norm's" if known else "uses others, that are not in the checkpoint",
+            found=foreign,
+        )
 
 
 def _equal_eps(a: float, b: float) -> bool:

@@ -384,8 +384,7 @@ def _with_bias(graph: Graph, number: int, width: int) -> tuple[int, Tensor | Non
         if len(users) != 1:
             return number, None, []
         user = graph.nodes[users[0]]
-        turned = user.op in ("permute", "transpose", "t") and user.value.shape[-1] == width
-        if user.op in VIEWS or turned:
+        if user.op in VIEWS or _keeps_features(graph, at, users[0]):
             at = users[0]
             continue
         if user.op != "add":
@@ -399,13 +398,29 @@ def _with_bias(graph: Graph, number: int, width: int) -> tuple[int, Tensor | Non
         return users[0], vector.reshape(-1), _names(graph, others[0])
 
 
+def _keeps_features(graph: Graph, number: int, permuted: int) -> bool:
+    """Whether axes are exchanged and the last one (of more than one place) stays the last one."""
+    node, shape = graph.nodes[permuted], graph.values[number].shape
+    order = list(range(len(shape)))
+    if node.op == "permute":
+        order = [int(i) % len(shape) for i in node.args[1]]
+    elif node.op == "transpose":
+        i, j = (int(i) % len(shape) for i in node.args[1:3])
+        order[i], order[j] = order[j], order[i]
+    else:
+        return False
+    wide = [i for i in order if shape[i] != 1]
+    return bool(wide) and wide[-1] == max(wide)
+
+
 def _sites(graph: Graph, linears: list[Linear], stops: set[int]) -> list[Site]:
     found: list[Site] = []
     by_out = {linear.out: linear for linear in linears}
     for number in sorted(graph.useful):
-        node = graph.nodes[number]
-        if node.op not in ("_softmax", "_safe_softmax") or not graph.live[number]:
+        argument = _softmax_argument(graph, number)
+        if argument is None:
             continue
+        logits = _logits(graph, argument)
         scores = _product_before(graph, number, stops)
         mix = _product_after(graph, number, stops)
         if scores is None or mix is None:
@@ -414,8 +429,7 @@ def _sites(graph: Graph, linears: list[Linear], stops: set[int]) -> list[Site]:
         mixed = [int(r.name) for r in graph.nodes[mix].refs() if r.kind == "node"][-2:]
         weights = next((n for n in mixed if number in graph.region(n, stops)), mixed[0])
         value = next(n for n in mixed if n != weights)
-        query, key, columns = _queries_and_keys(graph, number, refs[0], refs[1])
-        logits = _logits(graph, graph.live_args(number)[0])
+        query, key, columns = _queries_and_keys(graph, logits, refs[0], refs[1])
         ends = (number, logits, scores, query, key, columns, mix, value, weights)
         site = Site(len(found), *ends, None, [], [], [])
         site.q = _parts(graph, site.query, stops, by_out)
@@ -428,6 +442,29 @@ def _sites(graph: Graph, linears: list[Linear], stops: set[int]) -> list[Site]:
         site.cross = bool(site.q and site.k) and _cross(graph, site)
         found.append(site)
     return found
+
+
+def _softmax_argument(graph: Graph, number: int) -> int | None:
+    """The argument of a softmax, also of one that is written out: exp(x) / Σ exp(x)."""
+    node, live = graph.nodes[number], graph.live_args(number)
+    if not graph.live[number]:
+        return None
+    if node.op in ("_softmax", "_safe_softmax"):
+        return live[0]
+    if node.op != "div" or len(live) != 2 or graph.nodes[live[0]].op != "exp":
+        return None
+    total = graph.nodes[live[1]]
+    inner = graph.live_args(live[1])
+    if total.op != "sum" or total.value.shape[-1] != 1 or not inner or graph.nodes[inner[0]].op != "exp":
+        return None
+    arguments = [graph.live_args(n) for n in (live[0], inner[0])]
+    return arguments[0][0] if arguments[0] == arguments[1] else None
+
+
+def over_keys(graph: Graph, softmax: int) -> bool:
+    """Whether a softmax adds up to one over its last axis."""
+    node = graph.nodes[softmax]
+    return node.op == "div" or int(node.args[1]) % node.value.dim() == node.value.dim() - 1
 
 
 def _logits(graph: Graph, number: int) -> int:
@@ -472,10 +509,10 @@ def _product_after(graph: Graph, softmax: int, stops: set[int]) -> int | None:
     return None
 
 
-def _queries_and_keys(graph: Graph, softmax: int, left: int, right: int) -> tuple[int, int, bool]:
+def _queries_and_keys(graph: Graph, logits: int, left: int, right: int) -> tuple[int, int, bool]:
     """Which operand of the product varies along the softmax's rows: that one are the queries."""
     a = graph.values[left].clone().requires_grad_()
-    scores = graph.evaluate(graph.live_args(softmax)[0], {left: a})
+    scores = graph.evaluate(logits, {left: a})
     pick = torch.zeros_like(scores)
     flat = pick.view(-1, *scores.shape[-2:]) if scores.dim() >= 3 else pick[None]
     flat[0, 0, :] = 1.0  # one query, every key

@@ -158,9 +158,14 @@ def close(a: Tensor, b: Tensor, tolerance: float = CLOSE) -> bool:
 
 
 def gap(a: Tensor, b: Tensor) -> float:
-    """Largest difference relative to the largest value."""
+    """Largest difference relative to the largest value; what is NaN in both, or ±∞, is the same."""
     if a.shape != b.shape:
         return math.inf
+    if a.numel() == 0:
+        return 0.0
+    if not bool(a.isfinite().all()):
+        same = (a == b) | (a.isnan() & b.isnan())
+        a, b = a.masked_fill(same, 0.0), b.masked_fill(same, 0.0)
     difference = (a - b).abs()
     if not bool(difference.isfinite().all()):
         return math.inf

@@ -1,0 +1,40 @@
+"""Models in styles of other people's: what is planted is named, what is in no list is placed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from zoo.others.cases import LISTED, SOUND, UNLISTED, Other, models
+
+from isoform.verify import diagnose
+
+
+def _some(cases: list[Other], every: int) -> list:
+    return [
+        pytest.param(case, marks=[pytest.mark.long] if i % every else [], id=str(case))
+        for i, case in enumerate(cases)
+    ]
+
+
+@pytest.mark.parametrize("case", _some(SOUND, 2))
+def test_sound_twins_are_not_accused(case: Other) -> None:
+    a, b, inputs = models(case)
+    found = diagnose(a, b, inputs)
+    assert not found.findings, str(found)
+
+
+@pytest.mark.parametrize("case", [*_some(LISTED, 5), *_some(UNLISTED, 4)])
+def test_every_fault_is_named_or_placed(case: Other) -> None:
+    a, b, inputs = models(case)
+    found = diagnose(a, b, inputs, probe=False)
+    assert set(found.kinds()) == set(case.found), str(found)
+    if case.found:
+        places = [place for finding in found.findings for place in finding.where]
+        assert places[0].part.startswith(case.part), str(found)
+        if "at" in case.rest:
+            assert {place.layer for place in places} == {case.rest["at"]}, str(found)

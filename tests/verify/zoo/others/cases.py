@@ -1,0 +1,157 @@
+"""What is planted in models of other people's making, and what must be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..steps import randomise
+from .annotated import EncoderDecoder
+from .einsum import TimeFirst
+from .general import Bert
+from .nano import GPT
+
+IDS = torch.randint(1, 33, (3, 11), generator=torch.Generator().manual_seed(4))
+PADDED = torch.zeros(3, 11, dtype=torch.bool)
+PADDED[1, 8:] = True
+PADDED[2, 5:] = True
+
+FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
+    "nano": (GPT, {}, {"idx": IDS}),
+    "annotated": (EncoderDecoder, {}, {"src": IDS, "tgt": IDS[:, 3:10], "src_key_padding_mask": PADDED}),
+    "einsum": (TimeFirst, {}, {"ids": IDS, "padding_mask": PADDED}),
+    "einsum-encoder": (TimeFirst, {"causal": False}, {"ids": IDS, "padding_mask": PADDED}),
+    "einsum-window": (TimeFirst, {"window": 4}, {"ids": IDS, "padding_mask": PADDED}),
+    "general": (Bert, {}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
+    "general-alibi": (Bert, {"alibi": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
+    "general-pooled": (Bert, {"pooled": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
+}
+
+
+class Other(NamedTuple):
+    """A case: the form, what is planted, the slugs to be found.
+
+    Args:
+        form: a key of `FORMS`.
+        faults: what is planted.
+        found: the slugs; empty: the models are the same function.
+        part: what the first finding's place must begin with.
+        rest: where it is planted.
+    """
+
+    form: str
+    faults: tuple[str, ...]
+    found: tuple[str, ...]
+    part: str = ""
+    rest: Mapping[str, Any] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        return f"{self.form}:{'+'.join(self.faults)}" + "".join(f",{k}={v}" for k, v in self.rest.items())
+
+
+def models(case: Other) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
+    """Reference, candidate, and what both read."""
+    kind, config, inputs = FORMS[case.form]
+    a = randomise(kind(**config))
+    b = kind(*case.faults, **config, **case.rest)
+    b.load_state_dict(a.state_dict())
+    return a, b.eval(), inputs
+
+
+def _same(form: str, *slugs: str) -> list[Other]:
+    """Faults that are called as their slugs are."""
+    return [Other(form, (slug,), (slug,)) for slug in slugs]
+
+
+LISTED = [
+    *_same(
+        "nano",
+        *(
+            "embedding-scale",
+            "position-offset",
+            "attention-scale",
+            "softcap",
+            "qkv-packing",
+            "weight-transpose",
+        ),
+        *("head-merge", "bias-missing", "activation", "norm-eps", "norm-placement", "norm-missing"),
+        *("parallel-residual", "causality"),
+    ),
+    Other("nano", ("norm-instance",), ("norm-missing",)),
+    Other("nano", ("logit-cap",), ("softcap",), "result"),
+    Other("nano", ("residual-scale",), ("softcap",)),
+    Other("nano", ("attention-scale",), ("attention-scale",), "self-attention", {"at": 1}),
+    Other("nano", ("activation",), ("activation",), "feed-forward", {"at": 2}),
+    Other("nano", ("norm-eps", "activation"), ("norm-eps", "activation")),
+    *_same(
+        "annotated",
+        *("embedding-scale", "position-offset", "sinusoid-layout", "attention-scale", "head-merge"),
+        *(
+            "activation",
+            "norm-eps",
+            "norm-placement",
+            "norm-missing",
+            "causality",
+            "cross-mask",
+            "output-bias",
+        ),
+    ),
+    Other("annotated", ("activation",), ("activation",), "feed-forward", {"side": "encoder"}),
+    Other("annotated", ("attention-scale",), ("attention-scale",), "self-attention", {"side": "decoder"}),
+    Other("annotated", ("norm-missing",), ("norm-missing",), "", {"side": "encoder"}),
+    Other(
+        "annotated",
+        ("sinusoid-layout", "cross-mask", "norm-eps"),
+        ("sinusoid-layout", "cross-mask", "norm-eps"),
+    ),
+    *_same(
+        "einsum",
+        *("norm-eps", "norm-offset", "rope-frequency", "rope-pairing", "qk-norm", "kv-head-order"),
+        *("attention-scale", "gate-order", "activation", "causality", "norm-missing", "output-bias"),
+    ),
+    *_same("einsum-encoder", "rope-pairing", "mask-polarity", "kv-head-order", "gate-order"),
+    *_same("einsum-window", "sliding-window", "rope-frequency"),
+    Other("einsum", ("rope-pairing", "gate-order"), ("rope-pairing", "gate-order"), "", {"at": 1}),
+    *_same(
+        "general",
+        *("norm-eps", "bias-missing", "attention-scale", "head-merge", "activation"),
+        *("position-offset", "norm-missing", "mask-polarity"),
+    ),
+    Other("general", ("norm-bias",), ("bias-missing",)),
+    Other("general", ("norm-missing-layer",), ("norm-missing",), "", {"at": 1}),
+    *_same("general-alibi", "alibi-slope", "norm-eps"),
+    *_same("general-pooled", "pooling", "norm-eps", "activation"),
+    Other("general-pooled", ("pooler-activation",), ("activation",)),
+]
+
+UNLISTED = [
+    Other("nano", ("norm-kind",), ("unexplained",)),
+    Other("nano", ("value-scale",), ("unexplained",), "self-attention"),
+    Other("nano", ("value-scale",), ("unexplained",), "self-attention", {"at": 1}),
+    Other("nano", ("temperature",), ("unexplained",), "self-attention"),
+    Other("nano", ("softmax-axis",), ("unexplained",), "self-attention", {"at": 2}),
+    Other("nano", ("talking-heads",), ("unexplained",), "self-attention"),
+    Other("nano", ("activation-own",), ("activation",), "feed-forward"),
+    Other("nano", ("order",), ("unexplained",)),
+    Other("nano", ("skip-missing",), ("unexplained",), "", {"at": 1}),
+    Other("nano", ("skip",), ("unexplained",)),
+    Other("nano", ("layer-order",), ("unexplained",)),
+    Other("nano", ("layer-twice",), ("unexplained",)),
+    Other("annotated", ("after-softmax",), ("unexplained",), "", {"side": "decoder"}),
+    Other("annotated", ("query-key",), ("qkv-packing",), "self-attention", {"side": "encoder"}),
+    Other("annotated", ("memory-order",), ("unexplained",), "stream as read by cross", {"side": "decoder"}),
+    Other("einsum", ("rope-direction",), ("rope-pairing",), "self-attention"),
+    Other("einsum", ("key-shift",), ("unexplained",), "self-attention"),
+    Other("einsum", ("sink",), ("unexplained",), "self-attention"),
+    Other("einsum", ("gate-sum",), ("unexplained",), "feed-forward"),
+    Other("general", ("weights-shift",), ("unexplained",), "self-attention"),
+    Other("general", ("kind-missing",), ("unexplained",), "embedding"),
+    Other("general", ("skip-missing",), ("unexplained",), "", {"at": 0}),
+    Other("general", ("written-softmax",), ()),
+]
+
+SOUND = [Other(form, (), ()) for form in FORMS]
