@@ -80,6 +80,7 @@ def optimize(
     bundle: Bundle,
     *,
     weights: Form = "float32",
+    keep: Sequence[str] = (),
     texts: Sequence[str] | None = None,
     max_new_tokens: int = TOKENS,
 ) -> Bundle:
@@ -91,18 +92,20 @@ def optimize(
     Args:
         bundle: plain weights.
         weights: the form.
+        keep: names of maps that stay float32, e.g. ``("head",)``, ``*`` for any run of characters: the
+            rounding of the last map goes into the scores undamped.
         texts: prompts or sources to measure the loss of quality on; default: fixed random ids, on which a
             trained network is less sure of itself than on text.
         max_new_tokens: the longest continuation; shorter where learned positions end.
 
     Raises:
-        ConfigError: an unknown form, or a bundle that has one already.
+        ConfigError: an unknown form, a bundle that has one already, or a name in ``keep`` that no map has.
     """
     model = skeleton(bundle.config)
     fill(model, ((name, p.detach()) for name, p in bundle.model.named_parameters()))
-    set_form(model, weights)
+    set_form(model, weights, keep)
     made = dataclasses.replace(bundle, model=model, report=None)
-    noted: dict[str, Any] = {"weights": weights}
+    noted: dict[str, Any] = {"weights": weights, "keep": list(keep)}
     if isinstance(bundle.config.head, TokenHead) and bundle.config.decoder is not None:
         noted["quality"] = quality(bundle, made, texts=texts, max_new_tokens=max_new_tokens).to_dict()
     return dataclasses.replace(made, provenance={**bundle.provenance, "optimized": noted})

@@ -14,7 +14,7 @@ import isoform as iso
 from isoform.checkpoints import Bundle, load
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError, ConfigError
-from isoform.nn.forms import form_of, plain, set_form
+from isoform.nn.forms import form_of, kept, maps, plain, set_form
 from isoform.nn.products import FORMS
 from isoform.optimized import optimize, quality, weight_bytes
 from networks import network, preset, rows
@@ -87,6 +87,31 @@ def test_what_the_file_holds_is_checked(tmp_path):
         else:
             with pytest.raises(ArtifactError, match=message):
                 load(tmp_path / new)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])  # a tied head, and one of its own
+def test_maps_that_are_kept_stay_as_they_are(name, tmp_path):
+    before = bundle(name)
+    made = optimize(before, weights="int8", keep=("head", "*.down"), max_new_tokens=3)
+    assert made.provenance["optimized"]["keep"] == ["head", "*.down"]
+    for name_, module in maps(made.model):
+        if module.product is None:
+            assert torch.equal(module.weight, before.model.get_submodule(name_).weight)
+    made.save(tmp_path / "artifact")
+    state = json.loads((tmp_path / "artifact" / "isoform.json").read_text())
+    assert state["weights"].startswith("int8 except ") and "head" in state["weights"]
+    again = load(tmp_path / "artifact", check=True)
+    torch.testing.assert_close(scores(again), scores(made), rtol=0, atol=0)
+    assert (
+        kept(again.model)
+        == kept(made.model)
+        == [n for n, _ in maps(made.model) if n[-4:] in ("head", "down")]
+    )
+    (tmp_path / "artifact" / "isoform.json").write_text(json.dumps({**state, "weights": "int8 except tail"}))
+    with pytest.raises(ArtifactError, match="no map 'tail'"):
+        load(tmp_path / "artifact")
+    with pytest.raises(ConfigError, match="no map is called 'haed'; did you mean 'head'"):
+        optimize(before, weights="int8", keep=("haed",))
 
 
 def test_layers_that_are_shared_are_rounded_once():

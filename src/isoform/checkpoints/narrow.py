@@ -14,15 +14,19 @@ from isoform.checkpoints.weights import SafetensorsFile, refuse_strangers, skele
 from isoform.config import ModelConfig
 from isoform.errors import ArtifactError
 from isoform.nn import Transformer
-from isoform.nn.forms import bias_of, form_of, maps, set_product
+from isoform.nn.forms import bias_of, form_of, kept, maps, set_product
 from isoform.nn.heads import TokenHead
-from isoform.nn.products import FORMS, Form, product, restored
+from isoform.nn.products import FORMS, product, restored
+
+EXCEPT = " except "
 
 
-def form(model: Transformer) -> Form | None:
-    """The form as it is stored: one that only lays float32 out otherwise is none."""
+def form(model: Transformer) -> str | None:
+    """The form as it is stored, e.g. ``int8 except head``; None for float32 laid out otherwise."""
     found = form_of(model)
-    return None if found == "float32" else found
+    if found is None or found == "float32":
+        return None
+    return found + (EXCEPT + ", ".join(names) if (names := kept(model)) else "")
 
 
 def tensors(model: Transformer) -> dict[str, Tensor]:
@@ -30,13 +34,14 @@ def tensors(model: Transformer) -> dict[str, Tensor]:
     found = {name: p.detach().contiguous() for name, p in model.named_parameters() if not p.is_meta}
     for name, module in maps(model):
         if module.product is not None and module.weight.is_meta and not _tied(model, module):
-            found |= {f"{name}.weight{suffix}": t for suffix, t in module.product.stored().items()}
+            stored = module.product.stored().items()
+            found |= {f"{name}.weight{suffix}": t.contiguous() for suffix, t in stored}
     return found
 
 
 def read(
     config: ModelConfig,
-    form: Form,
+    stored: str,
     file: SafetensorsFile,
     folder: Path,
     device: torch.device | str | None,
@@ -46,10 +51,14 @@ def read(
     Raises:
         ArtifactError: an unknown form, or tensors that are missing, unknown, misshaped or of another type.
     """
+    form, _, listed = stored.partition(EXCEPT)
     if form not in FORMS:
         raise ArtifactError(f"{folder}: weights in the unknown form {form!r}")
+    as_is = set(listed.split(", ") if listed else ())
     model = skeleton(config).requires_grad_(False)
-    own = {name: module for name, module in maps(model) if not _tied(model, module)}
+    if strange := as_is - {name for name, _ in maps(model)}:
+        raise ArtifactError(f"{folder}: weights {stored!r}: the network has no map {min(strange)!r}")
+    own = {n: module for n, module in maps(model) if n not in as_is and not _tied(model, module)}
     int8 = form.startswith("int8")
     dtypes = {f"{name}.weight": torch.int8 if int8 else torch.bfloat16 for name in own}
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -68,11 +77,13 @@ def read(
         setattr(model.get_submodule(path), key, nn.Parameter(tensor, requires_grad=False))
     if model.source_embedding is not None and config.tie_source:
         model.source_embedding.weight = model.embedding.weight
+    if isinstance(model.head, TokenHead) and model.head.cfg.tied:
+        model.head.weight = model.embedding.weight
     for name, module in maps(model):
         if name in own:
             parts = {s: given[f"{name}.weight{s}"] for s in (("", "_scale") if int8 else ("",))}
             set_product(module, restored(form, parts, bias_of(module)))
-        else:
+        elif name not in as_is:
             set_product(module, product(form, model.embedding.weight, bias_of(module)))
     return model.eval()
 

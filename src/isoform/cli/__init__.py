@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "evaluate": Entry("evaluate", "metrics with their signatures on a test set"),
         "import": Entry("import_", "a checkpoint of a known family into an artifact"),
         "export": Entry("export", "an artifact into another format"),
+        "optimize": Entry("optimize", "narrow weights for inference, the loss of quality measured"),
     },
     "Look": {
         "show": Entry("show", "architecture in words, visibility, shapes, parameters"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import fnmatch
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from isoform.errors import ConfigError
+from isoform.errors import ConfigError, did_you_mean
 from isoform.nn.experts import Router
 from isoform.nn.heads import TokenHead
 from isoform.nn.linear import Linear, Packed
@@ -42,20 +43,35 @@ def set_product(module: Map, made: Product) -> None:
         module.weight = nn.Parameter(empty, requires_grad=False)
 
 
-def set_form(model: Transformer, form: Form) -> Transformer:
+def set_form(model: Transformer, form: Form, keep: Sequence[str] = ()) -> Transformer:
     """Give every linear map a form, in place and for inference only. Returns the network.
 
+    Args:
+        model: the network.
+        form: the form.
+        keep: names of maps that stay as they are, ``*`` for any run of characters.
+
     Raises:
-        ConfigError: an unknown form, or a network that has one already.
+        ConfigError: an unknown form, a network that has one already, or a name that no map has.
     """
     if form not in FORMS:
         raise ConfigError(f"weights: {form!r} is not a form; expected {', '.join(FORMS)}")
     if form_of(model) is not None:
         raise ConfigError(f"weights: the network is in {form_of(model)} already; start from the original")
+    names = [name for name, _ in maps(model)]
+    for pattern in keep:
+        if not fnmatch.filter(names, pattern):
+            raise ConfigError(f"keep: no map is called {pattern!r}{did_you_mean(pattern, names)}")
     model.requires_grad_(False)
-    for _, module in maps(model):
-        set_product(module, product(form, module.weight, bias_of(module)))
+    for name, module in maps(model):
+        if not any(fnmatch.fnmatchcase(name, pattern) for pattern in keep):
+            set_product(module, product(form, module.weight, bias_of(module)))
     return model.eval()
+
+
+def kept(model: Transformer) -> list[str]:
+    """The maps of a network with a form that have none."""
+    return [name for name, module in maps(model) if module.product is None]
 
 
 def form_of(model: Transformer) -> Form | None:
