@@ -267,7 +267,7 @@ class TestExport:
         with pytest.raises(ArtifactError, match="a family is for the format hf, not for 'onnx'"):
             export(bundle_of(llama()), tmp_path / "out", to="onnx", family="llama")
         with pytest.raises(
-            ArtifactError, match="cannot export to 'gguf'; expected one of hf, ctranslate2, onnx"
+            ArtifactError, match="cannot export to 'gguf'; expected one of hf, torch, ctranslate2, onnx"
         ):
             export(bundle_of(llama()), tmp_path / "out", to="gguf")  # type: ignore[arg-type]
 

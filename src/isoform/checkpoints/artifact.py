@@ -91,7 +91,7 @@ def load(
             "load with check=True to see what it changes"
         )
     protocol = _protocol(state, folder)
-    tokenizer, source_tokenizer = _read_tokenizers(state["vocabularies"], folder)
+    tokenizer, source_tokenizer = read_tokenizers(state["vocabularies"], folder)
     model = _read_weights(config, state, folder, dtype, device)
     bundle = Bundle(model, config, tokenizer, source_tokenizer, protocol, state["provenance"])
     _refuse_misfits(bundle, str(folder))
@@ -219,9 +219,14 @@ def write_tokenizers(bundle: Bundle, folder: Path) -> dict[str, Any]:
     return result
 
 
-def _read_tokenizers(
+def read_tokenizers(
     vocabularies: Mapping[str, Any], folder: Path
 ) -> tuple[Tokenizer | None, Tokenizer | None]:
+    """What `write_tokenizers` wrote: target and source.
+
+    Raises:
+        ArtifactError: a vocabulary is missing, or another one than was written.
+    """
     from isoform.data import Tokenizer
 
     read: dict[str, Tokenizer] = {}

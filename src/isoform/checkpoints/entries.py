@@ -119,6 +119,25 @@ class Packed:
 
 
 @dataclasses.dataclass(frozen=True)
+class CrossPacked:
+    """A cross-attention whose three projections are one tensor there, the query apart here."""
+
+    ours: str
+    theirs: str
+    """With ``{}`` for ``weight`` or ``bias``."""
+
+    def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
+        module = target.module(ours + self.ours, Attention)
+        if module is None:
+            return
+        for kind in ("weight", "bias"):
+            names = tuple(f"{ours}{self.ours}.{part}.{kind}" for part in ("query", "key_value"))
+            if names[0] in target.names:
+                sizes = tuple(target.names[name][0] for name in names)
+                yield Rule(names, (theirs + self.theirs.format(kind),), (op.Divide(sizes),))
+
+
+@dataclasses.dataclass(frozen=True)
 class Fused:
     """One fused query/key/value projection on both sides, its rows in another order there."""
 

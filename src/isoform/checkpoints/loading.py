@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 import torch
 
-from isoform.checkpoints import adapter, artifact, ctranslate2, gguf, huggingface, llama2c, onnx
+from isoform.checkpoints import adapter, artifact, ctranslate2, gguf, huggingface, llama2c, onnx, torch_folder
 from isoform.checkpoints.bundle import Bundle
 from isoform.errors import ArtifactError
 
@@ -45,6 +45,8 @@ def load(
         return artifact.load(path, check=check, dtype=dtype, device=device)
     if check:
         raise ArtifactError(f"{path}: not an Isoform artifact, so there is no probe to check it by")
+    if torch_folder.is_torch_folder(path):
+        return torch_folder.load(path, dtype=dtype, device=device)
     if ctranslate2.is_ctranslate2(path):
         return ctranslate2.load(path, dtype=dtype, device=device)
     if huggingface.is_checkpoint(path):
@@ -56,7 +58,7 @@ def load(
     raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")
 
 
-Format = Literal["hf", "ctranslate2", "onnx"]
+Format = Literal["hf", "torch", "ctranslate2", "onnx"]
 
 
 def export(bundle: Bundle, path: str | Path, *, to: Format = "hf", family: str | None = None) -> Path:
@@ -65,8 +67,8 @@ def export(bundle: Bundle, path: str | Path, *, to: Format = "hf", family: str |
     Args:
         bundle: what to write.
         path: the folder to make; its ``isoform_check.json`` holds the figures of the check.
-        to: "hf", the layout of `transformers`; "ctranslate2", for that engine; "onnx", which
-            cannot be opened here again.
+        to: "hf", the layout of `transformers`; "torch", for `torch.nn.Transformer` and its encoder;
+            "ctranslate2", for that engine; "onnx", which cannot be opened here again.
         family: for "hf" the ``model_type`` to write; default: the one it was imported as, else the first
             that fits.
 
@@ -79,6 +81,8 @@ def export(bundle: Bundle, path: str | Path, *, to: Format = "hf", family: str |
         raise ArtifactError(f"a family is for the format hf, not for {to!r}")
     if to == "hf":
         return huggingface.export(bundle, path, family=family)
+    if to == "torch":
+        return torch_folder.export(bundle, path)
     if to == "ctranslate2":
         return ctranslate2.export(bundle, path)
     if to == "onnx":

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from isoform.checkpoints import operations as op
 from isoform.checkpoints.entries import FamilyMapping, Rule
-from isoform.checkpoints.weights import fill, refuse_strangers
+from isoform.checkpoints.shards import Shards
+from isoform.checkpoints.weights import fill, refuse_strangers, roomy
 from isoform.errors import ArtifactError
 from isoform.nn import Transformer
 
@@ -82,6 +83,9 @@ def load_weights(
         for rule in rules:
             if not rule.steps:
                 result = [weights.view(actual[name]) for name in rule.theirs]
+            elif rule.steps == (op.Transpose(),):
+                # A view of the mapped file: products read either layout, and nothing is held twice.
+                result = [weights.view(actual[name]).t() for name in rule.theirs]
             elif len(rule.steps) == 1 and isinstance(rule.steps[0], op.Concatenate):
                 result = [_concatenated(weights, [actual[name] for name in rule.theirs])]
             else:
@@ -124,10 +128,13 @@ def save_weights(
 
 
 def _concatenated(weights: Weights, names: Sequence[str]) -> Tensor:
-    """Several tensors as the rows of one, each read straight into its place."""
+    """Several tensors as the rows of one: mapped where they lie so, else each read into its place."""
+    mapped = weights.span(names) if isinstance(weights, Shards) else None
+    if mapped is not None:
+        return mapped
     rows = [weights.shape(name)[0] for name in names]
     kind = _widest(weights.dtype(name) for name in names)
-    result = torch.empty((sum(rows), *weights.shape(names[0])[1:]), dtype=kind)
+    result = roomy((sum(rows), *weights.shape(names[0])[1:]), kind)
     for part, name in zip(result.split(rows), names, strict=True):
         if weights.dtype(name) == kind:
             weights.read(name, part)

@@ -50,6 +50,20 @@ class Concatenate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Divide:
+    """The rows of one tensor there are several here; ``sizes`` are their numbers of rows."""
+
+    sizes: tuple[int, ...]
+
+    def load(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (whole,) = tensors
+        return list(whole.split(self.sizes))
+
+    def save(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat(list(tensors))]
+
+
+@dataclasses.dataclass(frozen=True)
 class Rows:
     """Row i here is row ``order[i]`` there."""
 

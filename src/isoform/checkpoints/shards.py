@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -42,6 +43,11 @@ class Shards:
     def view(self, name: str) -> Tensor:
         """The tensor mapped from its file."""
         return self._files[name].view(name)
+
+    def span(self, names: Sequence[str]) -> Tensor | None:
+        """Tensors that lie one after the other in one file, mapped as the rows of one; else None."""
+        file = self._files[names[0]]
+        return file.span(names) if all(self._files[name] is file for name in names) else None
 
     def read(self, name: str, into: Tensor | None = None) -> Tensor:
         """The tensor in memory of its own, or put into a given one."""

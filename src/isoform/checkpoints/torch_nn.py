@@ -66,21 +66,9 @@ def to_torch(model: Transformer) -> Module:
     Raises:
         ArtifactError: a configuration that the module cannot express, with the field.
     """
-    cfg = model.config
-    _expressible(cfg)
-    sides: dict[str, Any] = {}
-    for name, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
-        if stack is not None:
-            sides[name] = _make(stack, cfg.d_model, cross=stack.layer.cross_attention is not None)
+    module = make(model.config)
+    sides = _sides(module)
     first = next(model.parameters())
-    if len(sides) == 2:
-        layer = cfg.stack.layer
-        module: Any = nn.Transformer(
-            cfg.d_model, layer.attention.n_heads, custom_encoder=sides["encoder"],
-            custom_decoder=sides["decoder"], batch_first=True,
-        )  # fmt: skip
-    else:
-        module = next(iter(sides.values()))
     module.to(device=first.device, dtype=first.dtype)
     with torch.no_grad():
         for name, side in sides.items():
@@ -92,6 +80,25 @@ def to_torch(model: Transformer) -> Module:
             if side.norm is not None:
                 _copy_parameters(side.norm, stack.final_norm)
     return module.train(model.training)
+
+
+def make(cfg: ModelConfig) -> Module:
+    """The module of a configuration's stacks, with values of its own.
+
+    Raises:
+        ArtifactError: a configuration that the module cannot express, with the field.
+    """
+    _expressible(cfg)
+    sides: dict[str, Any] = {}
+    for name, stack in (("encoder", cfg.encoder), ("decoder", cfg.decoder)):
+        if stack is not None:
+            sides[name] = _make(stack, cfg.d_model, cross=stack.layer.cross_attention is not None)
+    if len(sides) == 1:
+        return sides["encoder"]
+    return nn.Transformer(
+        cfg.d_model, cfg.stack.layer.attention.n_heads, custom_encoder=sides["encoder"],
+        custom_decoder=sides["decoder"], batch_first=True,
+    )  # fmt: skip
 
 
 def _sides(module: nn.Module) -> dict[str, _Side]:

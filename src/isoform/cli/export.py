@@ -19,8 +19,11 @@ def command(
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
     to: Annotated[
-        Literal["hf", "ctranslate2", "onnx"],
-        typer.Option(help="hf, the layout of the transformers library, or ctranslate2, or onnx."),
+        Literal["hf", "torch", "ctranslate2", "onnx"],
+        typer.Option(
+            help="hf, the layout of the transformers library; torch, for torch.nn.Transformer; ctranslate2; "
+            "onnx."
+        ),
     ] = "hf",
     family: Annotated[
         str | None,
