@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from isoform import config
+from isoform.config.positions import AttentionPositions
 from isoform.nn.attention import Attention
 from isoform.nn.biases import alibi_slopes, relative_buckets
 from isoform.nn.capture import listening
@@ -42,7 +43,8 @@ def prepare(model: Transformer) -> Step | None:
     if listening() or model.embedding.weight.dtype not in WIDE:
         return None
     for module in model.modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        hooks = module._forward_hooks, module._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+        if any(hooks):
             return None
         if isinstance(module, Attention) and module.backend != "auto":
             return None
@@ -119,7 +121,7 @@ class Step:
             self._rows = self._embedding.positions(places[None], self._dtype)[0]
         self._tables = [self._table(p, h) for _, p, h in self._stack.kinds]
 
-    def _table(self, positions: config.AttentionPositions, n_heads: int) -> tuple[Tensor, ...]:
+    def _table(self, positions: AttentionPositions, n_heads: int) -> tuple[Tensor, ...]:
         until = torch.arange(self._until, device=self._device)
         if isinstance(positions, config.Rotary):
             cos, sin = rotary_table(positions, until[None], None, self._dtype)
@@ -140,7 +142,7 @@ def _at(rows: Tensor, place: int | Tensor) -> Tensor:
 
 
 def _near(
-    positions: config.AttentionPositions,
+    positions: AttentionPositions,
     table: tuple[Tensor, ...],
     place: int | Tensor,
     low: int,
