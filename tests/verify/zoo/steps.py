@@ -193,7 +193,10 @@ class Experts(nn.Module):
         super().__init__()
         self.kind = str(fault.get("expert-routing", c.routing))
         self.router = nn.Linear(c.d, c.experts, bias=False)
-        self.experts = nn.ModuleList(FeedForward(c, fault) for _ in range(c.experts))
+        only = fault.get("expert")
+        self.experts = nn.ModuleList(
+            FeedForward(c, fault if only in (None, i) else {}) for i in range(c.experts)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)

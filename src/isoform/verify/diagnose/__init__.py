@@ -153,6 +153,9 @@ def run(case: Case) -> None:
         weights.check_site(case, x, y)
     for x, y in inners:
         weights.check_inner(case, x, y)
+    for x, y in pairs(a.experts, b.experts):
+        weights.check_inner(case, x, y)
+        feed_forward.check_expert(case, x, y)
     _unpaired(case)
     others_a, others_b = _others(case.a), _others(case.b)
     for x, y in zip(others_a, others_b, strict=False):

@@ -13,6 +13,7 @@ from isoform.verify.align import Inner, Model, Rows, filled, values_of, whole
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.stream import profile
+from isoform.verify.diagnose.structure import EXPERTS
 from isoform.verify.diagnose.unary import Step, gap, identify
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,6 +40,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu·10": lambda x: F.gelu(x).clamp(-10, 10),
 }
 CLOSE = 1e-6
+Run = Callable[[Tensor, int, int], Tensor]
+"""What a node, of so many features, is for what the maps in front give."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,21 +88,18 @@ def check(case: Case, a: Inner, b: Inner) -> None:
     case.checked.append(("feed-forward", b.out.read, difference))
     if difference <= case.tolerance and not _far(case, a, b, rows, columns):
         return
-    body_a, body_b = identify_body(case.a, a), identify_body(case.b, b)
-    order = b.out.node
+    evidence = {"relative_difference": difference, "profile": profile(ours, theirs)}
+    _explain(case, place, identify_body(case.a, a), identify_body(case.b, b), rows, b.out.node, **evidence)
+
+
+def _explain(
+    case: Case, place: Place, a: Body, b: Body, rows: Rows | None, order: int, **evidence: object
+) -> None:
     count = len(case.raw)
-    if "other" not in (body_a.form, body_b.form):
-        _compare(case, place, body_a, body_b, rows, order)
+    if "other" not in (a.form, b.form):
+        _compare(case, place, a, b, rows, order)
     if len(case.raw) == count:
-        case.add(
-            "unexplained",
-            place,
-            _told(body_a),
-            _told(body_b),
-            order,
-            relative_difference=difference,
-            profile=profile(ours, theirs),
-        )
+        case.add("unexplained", place, _told(a), _told(b), order, **evidence)
 
 
 def _far(case: Case, a: Inner, b: Inner, rows: Rows | None, columns: Rows | None) -> bool:
@@ -122,31 +122,86 @@ def _far(case: Case, a: Inner, b: Inner, rows: Rows | None, columns: Rows | None
     return gap(one, two) > 1e-5
 
 
-def identify_body(model: Model, inner: Inner) -> Body:
-    """Ask a feed-forward network what it does, on numbers made for the purpose."""
-    parts = whole(inner.sources)
-    value = values_of(model, parts)
-    width = inner.out.weight.shape[1]
-    if value is None:
-        return Body("other")
+def check_expert(case: Case, a: Inner, b: Inner) -> None:
+    """One expert's network of both models, each on the tokens that it gets."""
+    width = a.out.weight.shape[1]
+    if b.out.weight.shape[1] != width or case.rows.get(("inner", b.index)) is None:
+        return
+    rows: Rows = case.rows[("inner", b.index)]
+    columns: Rows | None = case.rows.get(("inner", b.index, "out"))
+    lengths = [m.graph.values[i.sources[0].out].numel() // i.sources[0].weight.shape[0] for m, i in both]
+    if 0 in lengths:
+        return
+    generator = torch.Generator().manual_seed(3)
+    features = sum(s.weight.shape[0] for s in a.sources)
+    x = 3.0 * torch.randn(1, max(lengths), features, generator=generator, dtype=torch.float64)
+    one = expert_function(case.a, a)(x[:, : lengths[0]], a.out.read, width)
+    two = expert_function(case.b, b)((x[..., rows.index] * rows.scale)[:, : lengths[1]], b.out.read, width)
+    same = min(lengths)
+    one = one if columns is None else one[..., columns.index] / columns.scale
+    if gap(one[:, :same], two[:, :same]) <= 1e-5:
+        return
+    place = case.place("feed-forward of an expert", a.out.read, b.out.read)
+    _explain(case, place, identify_body(case.a, a), identify_body(case.b, b), rows, b.out.node)
 
-    def run(x: Tensor, target: int = inner.out.read, features: int = width) -> Tensor:
+
+def expert_function(model: Model, inner: Inner) -> Run:
+    """An expert between its maps as a function of ``[1, tokens, features]``, whatever tokens these are."""
+
+    def run(x: Tensor, target: int, features: int) -> Tensor:
+        given: dict[int, Tensor] = {}
+        at = 0
+        for linear in inner.sources:
+            size = linear.weight.shape[0]
+            given[linear.out] = x[..., at : at + size].reshape(model.graph.values[linear.out].shape)
+            at += size
+        return model.graph.evaluate(target, given).reshape(1, -1, features)
+
+    return run
+
+
+def body_function(model: Model, inner: Inner) -> tuple[Run, torch.Size] | None:
+    """A feed-forward network between its maps, and the shape of what it takes; None: it has no clear layout."""
+    parts = whole(inner.sources)
+    if inner.index >= EXPERTS:
+        size = sum(s.weight.shape[0] for s in inner.sources)
+        tokens = model.graph.values[inner.sources[0].out].numel() // inner.sources[0].weight.shape[0]
+        return expert_function(model, inner), torch.Size((1, tokens, size))
+    value = values_of(model, parts)
+    if value is None:
+        return None
+
+    def run(x: Tensor, target: int, features: int) -> Tensor:
         given: dict[int, Tensor] = {}
         filled(model, parts, x, given)
         found = model.graph.canonical(model.graph.evaluate(target, given), features, target)
         return x.new_full((*x.shape[:2], features), float("nan")) if found is None else found
 
+    return run, value.shape
+
+
+def identify_body(model: Model, inner: Inner) -> Body:
+    """Ask a feed-forward network what it does, on numbers made for the purpose."""
+    width = inner.out.weight.shape[1]
+    found = body_function(model, inner)
+    if found is None:
+        return Body("other")
+    raw, shape = found
+
+    def run(x: Tensor, target: int = inner.out.read, features: int = width) -> Tensor:
+        return raw(x, target, features)
+
     generator = torch.Generator().manual_seed(5)
-    x = 2.5 * torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    x = 2.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
     y = run(x)
-    if value.shape[-1] == width:
+    if shape[-1] == width:
         name = _named(x, y)
         if name is not None:
             return Body("pointwise", name)
         if _local(run, x, y, [0]):
             return Body("pointwise", None)
         return _with_norm(model, inner, run, x)
-    if value.shape[-1] == 2 * width:
+    if shape[-1] == 2 * width:
         half = torch.arange(width)
         layouts = [
             (half, half + width),

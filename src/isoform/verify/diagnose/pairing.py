@@ -26,6 +26,7 @@ def pair(a: Model, b: Model) -> None:
     inners_a, inners_b = a.structure.inners, b.structure.inners
     _number(sites_a, sites_b, _same_site)
     _number(inners_a, inners_b, _same_inner)
+    _number(a.structure.experts, b.structure.experts, _same_inner)
     unlike: dict[int, tuple[str, int]] = {}
     free_sites = [s for s in alone(sites_a, sites_b) if s.out is not None]
     for inner in alone(inners_b, inners_a):
@@ -66,7 +67,7 @@ def _number(a: Sequence[PartOf], b: Sequence[PartOf], same: Callable[[PartOf, Pa
         left = [i for i in range(len(a)) if i not in partner.values()]
         for j, i in zip((j for j in range(len(b)) if j not in partner), left, strict=True):
             partner[j] = i
-    beyond = len(a)
+    beyond = (a or b)[0].index + len(a) if a or b else 0
     for j, y in enumerate(b):
         if j in partner:
             y.index = a[partner[j]].index

@@ -60,7 +60,7 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) ->
         return False
     factor = float((one.alone * two.alone).sum() / one.alone.square().sum())
     if factor == 0 or gap(one.alone * factor, two.alone) > 1e-6:
-        return False  # the experts themselves are others
+        return _experts_differ(case, a, b, one, two)
     words_a, words_b = _words(one), _words(two)
     if abs(factor - 1) > 1e-6:
         words_b += f", and multiplies by {factor:.6g} of the other's factor"
@@ -69,6 +69,24 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) ->
     place = case.place("choice of experts", a.choice, b.choice)
     different = float((one.weights - two.weights).abs().max())
     case.add("expert-routing", place, words_a, words_b, b.choice, factor=factor, largest_difference=different)
+    return True
+
+
+def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measured) -> bool:
+    """Some experts are other functions: what is the matter is said where their own maps are compared."""
+    found = [e for e in range(len(one.alone)) if gap(one.alone[e], two.alone[e]) > 1e-6]
+    own = {x.node for r in case.b.structure.routers if r is b for x in r.experts}
+    if not any(raw.order in own for raw in case.raw):
+        place = case.place("experts", a.end, b.end)
+        names = ", ".join(map(str, found))
+        case.add(
+            "unexplained",
+            place,
+            f"gives one result for the tokens of experts {names}",
+            "gives another",
+            b.end,
+            experts=found,
+        )
     return True
 
 

@@ -127,6 +127,7 @@ class Structure:
         entries: nodes where content comes in: token lookups, vectors given from outside.
         states: sums of the stream.
         reads: linear maps that read the stream, and the result if it is read off the stream.
+        experts: their feed-forward networks, where each has maps of its own; numbered from `EXPERTS` on.
         routers: choices of experts. The experts' own maps are not among `linears`: which tokens they read is
             decided anew in every run.
         trunk: for each entry or state the node through which everything that reads it goes.
@@ -137,6 +138,7 @@ class Structure:
         self.graph = graph
         self.linears = _linears(graph)
         self.routers = find_routers(graph, self.linears)
+        self.experts = _expert_networks(graph, self.routers)
         experts = {linear.node for router in self.routers for linear in router.experts}
         self.linears = [linear for linear in self.linears if linear.node not in experts]
         self.by_out = {linear.out: linear for linear in self.linears}
@@ -301,6 +303,21 @@ def find_routers(graph: Graph, linears: list[Linear]) -> list[Router]:
         before, inside = graph.ancestors([number]), graph.ancestors([end])
         experts = [x for x in linears if x.node in inside and x.node not in before]
         found.append(Router(linear, number, end, experts))
+    return found
+
+
+EXPERTS = 1_000_000
+"""Numbers of experts' networks begin here: no other network has so many before it."""
+
+
+def _expert_networks(graph: Graph, routers: list[Router]) -> list[Inner]:
+    found: list[Inner] = []
+    for router in routers:
+        by_out = {linear.out: linear for linear in router.experts}
+        for linear in router.experts:
+            tops = graph.sources(linear.read, by_out)
+            if tops:
+                found.append(Inner(EXPERTS + len(found), linear, [by_out[t] for t in tops]))
     return found
 
 
