@@ -240,7 +240,7 @@ def test_a_stream_is_cut_where_its_tokenizer_cuts() -> None:
     assert all(piece.startswith("\n") for piece in pieces[1:])
 
 
-def test_parquet_and_data_sets(tmp_path: Path) -> None:
+def test_parquet(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     texts = words(30)
@@ -261,3 +261,22 @@ def test_parquet_and_data_sets(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(DataError, match="not a whole parquet file"):
         ready(tmp_path, data, BUDGET)
+
+
+@pytest.mark.long  # the library takes seconds to import
+def test_data_sets_saved_to_disk(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    texts = words(30)
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_dict({"body": texts, "n": list(range(30))}).save_to_disk(str(tmp_path / "set"))
+    lines(tmp_path / "a.txt", texts)
+    data = TextData(documents="dataset", field="body", train=Path("set"))
+    one = ready(tmp_path, TextData(documents="lines", train=Path("a.txt")), BUDGET)
+    same(one, ready(tmp_path, data.replace(store=Store(folder=Path("ids"), sample=1000)), BUDGET))
+    for change, message in (
+        ({"field": "bod"}, "no column 'bod'; did you mean 'body'"),
+        ({"field": "n"}, "row 1: 'n' holds int, expected a string"),
+        ({"train": Path("a.txt")}, "no data set saved to disk"),
+    ):
+        with pytest.raises(DataError, match=message):
+            ready(tmp_path, data.replace(**change), BUDGET)

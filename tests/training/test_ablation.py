@@ -107,6 +107,7 @@ def test_gated_widths_cost_what_two_layers_do(config: Path, form: str) -> None:
         ("feed_forward.kind", "triple", "expected two_layer or gated"),
         ("feed_forward.activation", "rela", "did you mean 'relu'"),
         ("training.seed", 4, "seeds are no factor"),
+        ("tokenizer.shared.vocab_size", 9, "another NLL, which cannot be compared"),
     ],
 )
 def test_two_settings_at_once_and_unknown_ones_are_refused(

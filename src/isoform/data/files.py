@@ -9,7 +9,7 @@ import io
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from isoform.errors import DataError
 
@@ -32,7 +32,7 @@ def opened(path: Path) -> Generator[IO[bytes]]:
         try:
             plain = stack.enter_context(path.open("rb"))
             if path.suffix == ".gz":
-                yield stack.enter_context(gzip.open(plain))
+                yield cast("IO[bytes]", stack.enter_context(gzip.open(plain)))
             elif path.suffix == ".zst":
                 yield stack.enter_context(io.BufferedReader(_Zstandard(plain, path)))
             else:

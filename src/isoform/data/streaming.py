@@ -91,7 +91,7 @@ def stored(data: Streamed, tokenizers: Tokenizers, base: Path) -> Stored:
         )
     names = [" and ".join(str(file) for file in files) for files in inputs]
     request = {
-        "files": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for files in inputs for f in files],
+        "files": [_state(file) for files in inputs for file in files],
         "settings": data.model_dump(mode="json", exclude={"train", "validation", "test", "store"}),
         "tokenizers": [
             [t.digest, dataclasses.asdict(t.template)] for t in (tokenizers.source, tokenizers.target)
@@ -114,6 +114,12 @@ def _inputs(data: Streamed, base: Path) -> list[tuple[Path, ...]]:
     if not found:
         raise DataError(f"{path}: no such file")
     return [(file,) for file in found]
+
+
+def _state(file: Path) -> list[Any]:
+    """What a file was when it was read; a folder is known by its last file."""
+    inner = sorted(file.iterdir())[-1] if file.is_dir() else file
+    return [str(file), inner.stat().st_size, inner.stat().st_mtime_ns]
 
 
 def _is_stream(data: Streamed) -> bool:

@@ -34,6 +34,7 @@ GATES = {
     "bilinear": "identity",
 }
 WIDTH_MULTIPLE = 8  # of a gated width that is to cost what a two-layer one does
+OTHER_FIGURES = ("data.", "tokenizer.", "evaluation.", "training.masking")
 ANY_SIZE = 64  # rows of tables before there are tokenizers: nothing that is varied depends on it
 
 
@@ -84,6 +85,8 @@ def varied(
     """
     if key == "training.seed":
         raise ConfigError("--vary training.seed: seeds are no factor; every value is run with all of --seeds")
+    if key.startswith(OTHER_FIGURES):
+        raise ConfigError(f"--vary {key}: other data or tokens have another NLL, which cannot be compared")
     network = expanded(base)
     if key.partition(".")[0] in RunConfig.model_fields:
         table = put(apply_overrides(read_table(path), overrides), key.split("."), value, key)
@@ -202,7 +205,7 @@ def _feed_forward(network: ModelConfig, key: str, value: Any, matched: bool) -> 
 
 
 def _form(now: TwoLayer | Gated, gated: bool, activation: Any, matched: bool) -> TwoLayer | Gated:
-    plain = {"activation": activation, "bias_down": now.bias_down, "bias_up": now.bias_up}
+    plain: dict[str, Any] = {"activation": activation, "bias_down": now.bias_down, "bias_up": now.bias_up}
     width = now.width
     if matched and gated != isinstance(now, Gated):
         width = equal_budget_width(width, WIDTH_MULTIPLE).nearest if gated else round(1.5 * width)

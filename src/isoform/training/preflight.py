@@ -118,7 +118,7 @@ def _longest(part: Part) -> int:
     if part.stored is not None and part.fit is not None:
         return max(part.stored.state["longest"].values())
     if part.stored is not None:
-        return part.batches.largest().decoder_input.length
+        return _length(part.batches.largest())
     return max(_length(batch) for batch in part.batches.epoch(0))
 
 

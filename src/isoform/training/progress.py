@@ -9,7 +9,8 @@ from isoform.training.log import Line
 
 
 class Display:
-    """Standard error: a bar with steps, loss, tokens/s and the time left where it is a terminal; and remarks.
+    """Standard error: a bar with steps, loss, tokens/s, the share of time in which data were waited for and
+    the time left, where it is a terminal; and remarks.
 
     Args:
         total: number of the last update; None where only time limits the run.
@@ -52,9 +53,9 @@ class Display:
     def line(self, line: Line) -> None:
         """A line of the log."""
         if self._bar is not None and line.train_nll is not None:
-            self._bar.update(
-                self._task, figures=f"NLL {line.train_nll:.3f}  {line.tokens_per_second or 0:,.0f} tokens/s"
-            )
+            waiting = f"  waiting {line.waiting:.0%}" if line.waiting is not None else ""
+            speed = f"{line.tokens_per_second or 0:,.0f} tokens/s"
+            self._bar.update(self._task, figures=f"NLL {line.train_nll:.3f}  {speed}{waiting}")
 
     def validated(self, line: Line, best: bool) -> None:
         """A validation was made."""
