@@ -115,7 +115,7 @@ def test_a_rule_of_ones_own():
 # --- combination ------------------------------------------------------------------------------------------
 
 RULES = [
-    Bidirectional(), Cross(), Causal(), Prefix(), Padding(), Documents(), WaitK(2),
+    Bidirectional(), Cross(), Causal(), Prefix(), Padding(), Documents(), WaitK(2), Window(0, "both"),
     Window(1, "past"), Window(2, "past"), Window(3, "both"), Window(50, "past"), Window(50, "both"),
 ]  # fmt: skip
 

@@ -135,7 +135,7 @@ class _RealKeys(Visibility):
 def lower(rule: Visibility, query: Places, key: Places, reads_itself: bool) -> Lowered:
     """Find what of a rule a mask has to say. See `Visibility.lower`."""
     ordered = query is key and query.ordered
-    reflexive = reads_itself and all(isinstance(r, _REFLEXIVE) for r in rule.rules())
+    reflexive = reads_itself and all(_reads_itself(r) for r in rule.rules())
     # Rules are told apart by class: instances made while compiling cannot be compared.
     left = [r for r in rule.rules() if not _says_nothing(r, query, key, ordered)]
     if reads_itself and key.ordered and any(isinstance(r, Causal) for r in left):
@@ -144,6 +144,11 @@ def lower(rule: Visibility, query: Places, key: Places, reads_itself: bool) -> L
     is_causal = ordered and len(left) > 0 and all(isinstance(r, Causal) for r in left)
     left = [] if is_causal else [_RealKeys() if isinstance(r, Padding) else r for r in left]
     return Lowered(rule, query, key, is_causal, Both(tuple(left)) if left else None, reflexive)
+
+
+def _reads_itself(rule: Visibility) -> bool:
+    # A window of none does not hold the query either.
+    return isinstance(rule, _REFLEXIVE) and not (isinstance(rule, Window) and rule.size < 1)
 
 
 def _last(query: Places, key: Places) -> bool:
