@@ -52,6 +52,9 @@ def test_jsonl(tmp_path: Path) -> None:
         ("[1]", "line 2: expected a JSON object, found list"),
         ('{"en": "v"}', "line 2: no field 'de'; its fields: en"),
         ('{"en": "v", "de": 3}', "line 2: field 'de' holds int, expected a string"),
+        ('{"en": "v", "de": "\\ud83d!"}', "line 2: field 'de' has half a surrogate pair"),
+        ('{"en": "v", "de": "w", "n": ' + "1" * 5000 + "}", "line 2: not JSON"),
+        ("[" * 200_000, "line 2: not JSON"),
     ],
 )
 def test_jsonl_faults(tmp_path: Path, line: str, message: str) -> None:
@@ -112,6 +115,13 @@ def test_tmx_without_a_language_names_those_it_has(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tmx", TMX.format(encoding="utf-8"))
     with pytest.raises(DataError, match="no unit has both 'en' and 'fr'; known: de, en, en-gb"):
         list(read_tmx(path, "en", "fr"))
+
+
+@pytest.mark.parametrize("encoding", ["Shift_JIS", "nope"])
+def test_tmx_in_an_encoding_that_the_parser_has_not(tmp_path: Path, encoding: str) -> None:
+    path = write(tmp_path / "a.tmx", f'<?xml version="1.0" encoding="{encoding}"?><tmx/>')
+    with pytest.raises(DataError, match=r"a\.tmx: .*expected UTF-8"):
+        list(read_tmx(path, "en", "de"))
 
 
 def test_tmx_that_is_not_xml(tmp_path: Path) -> None:

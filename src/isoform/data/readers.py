@@ -68,6 +68,8 @@ def read_json_objects(
             found = json.loads(line)
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
+        except (ValueError, RecursionError) as error:  # too long a number, too deep a nesting
+            raise DataError(f"{path}, line {number}: not JSON that can be read: {error}") from None
         if not isinstance(found, dict):
             raise DataError(f"{path}, line {number}: expected a JSON object, found {type(found).__name__}")
         for field in fields:
@@ -85,6 +87,7 @@ def read_jsonl(path: Path, fields: Sequence[str], encoding: str) -> Iterator[Num
                 raise DataError(
                     f"{path}, line {number}: field {field!r} holds {type(value).__name__}, expected a string"
                 )
+            _refuse_halves(value, f"{path}, line {number}: field {field!r}")
         yield number, values
 
 
@@ -94,6 +97,7 @@ def read_tagged_jsonl(path: Path, words: str, tags: str, encoding: str) -> Itera
         for field, value in zip((words, tags), values, strict=True):
             if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
                 raise DataError(f"{path}, line {number}: field {field!r} must hold a list of strings")
+            _refuse_halves("".join(value), f"{path}, line {number}: field {field!r}")
         yield number, _tagged(path, number, values[0], values[1])
 
 
@@ -201,6 +205,12 @@ def labelled(rows: Iterator[Numbered], path: Path) -> Iterator[tuple[int, Labell
         if not label.strip():
             raise DataError(f"{path}, line {number}: the label is blank")
         yield number, Labelled(text, label)
+
+
+def _refuse_halves(text: str, where: str) -> None:
+    """JSON can write half a surrogate pair, which is no text."""
+    if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+        raise DataError(f"{where} has half a surrogate pair, which is no text")
 
 
 def _tagged(path: Path, number: int, words: list[str], tags: list[str]) -> Tagged:

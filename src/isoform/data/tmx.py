@@ -47,6 +47,8 @@ def _units(path: Path) -> Iterator[ElementTree.Element]:
                 element.clear()
     except ElementTree.ParseError as error:
         raise DataError(f"{path}, line {error.position[0]}: not XML: {error.msg}") from None
+    except (LookupError, ValueError) as error:  # what it declares as its encoding
+        raise DataError(f"{path}: {error}; expected UTF-8, UTF-16 or a single-byte encoding") from None
 
 
 def _variants(unit: ElementTree.Element) -> Iterator[tuple[str, ElementTree.Element]]:
