@@ -85,3 +85,16 @@ def test_missing_folder_and_unknown_encoding(tmp_path: Path) -> None:
         read_text(tmp_path, "utf-8")
     with pytest.raises(DataError, match="unknown encoding 'utf-9'"):
         read_text(tmp_path / "nowhere.txt", "utf-9")
+
+
+@pytest.mark.parametrize("encoding", ["nope", "", "base64", "rot13", "undefined", "utf-8\0"])
+def test_an_encoding_that_is_none_of_text(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    with pytest.raises(DataError, match="unknown encoding"):
+        read_text(tmp_path / "a.txt", encoding)
+
+
+def test_a_codec_that_does_not_say_where(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a b\tb a\nc")
+    with pytest.raises(DataError, match=r"a\.txt: not punycode"):
+        read_text(tmp_path / "a.txt", "punycode")

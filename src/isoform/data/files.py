@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import gzip
 import io
@@ -118,6 +117,8 @@ def read_text(path: Path, encoding: str) -> str:
             f"{path}, line {line}: byte 0x{found} at offset {error.start} is not {encoding};"
             " name the file's own encoding with encoding="
         ) from None
+    except UnicodeError as error:  # of codecs that do not say where
+        raise DataError(f"{path}: not {encoding}: {error}") from None
     return text.removeprefix("\ufeff")
 
 
@@ -152,7 +153,7 @@ def _pieces(path: Path, encoding: str, size: int | None) -> Iterator[str]:
             while piece := text.readline() if size is None else text.read(size):
                 yield piece.removeprefix("\ufeff") if first else piece
                 first = False
-    except UnicodeDecodeError:
+    except UnicodeError:
         read_text(path, encoding)  # which says where
         raise
     if first:
@@ -161,6 +162,6 @@ def _pieces(path: Path, encoding: str, size: int | None) -> Iterator[str]:
 
 def _known(encoding: str, path: Path) -> None:
     try:
-        codecs.lookup(encoding)
-    except LookupError:
+        "a".encode(encoding)  # some codecs that there are, base64 say, are not of text
+    except (LookupError, ValueError):
         raise DataError(f"{path}: unknown encoding {encoding!r}; a Python codec name is expected") from None
