@@ -59,7 +59,9 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
             repeats,
             machine,
         ),
-        "buckets": lambda: learning.buckets(six, 512 if full else 128, 3),
+        "buckets": lambda: learning.buckets(
+            six if full else networks.Shape("decoder 4×128", 4_000, 128, 4, 4), 2048, 3 if full else 1
+        ),
         "loading": lambda: around.loading(small if full else six, repeats),
         "checking": lambda: around.checking(six, 3),
         "growth": lambda: around.growth(

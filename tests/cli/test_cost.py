@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,16 @@ def test_bad_requests_are_one_line(
     assert cli.main(["cost", translator, *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and message in err
+
+
+@pytest.mark.parametrize("target", ["translator.toml", "large.py:made"])
+def test_closed_forms_come_without_pytorch(translator: str, tmp_path: Path, target: str):
+    """A network of any size in under two seconds: importing PyTorch alone may take longer."""
+    made = "from isoform import presets\n"
+    made += f"made = lambda: presets.pre_ln(**{SMALL}, n_encoder_layers=2, n_decoder_layers=3)\n"
+    (tmp_path / "large.py").write_text(made)
+    code = "import sys; from isoform.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, "cost", target, "--memory", "1GiB", "--shard", "fsdp"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "fits" in found.stdout

@@ -210,13 +210,14 @@ def _call(name: str, factory: Callable[[], Any]) -> Any:
 
 
 def _made(name: str, built: Any) -> Target:
+    from isoform.config import ModelConfig
+
+    if isinstance(built, ModelConfig):  # before PyTorch is imported: its closed forms need none
+        return Target(name, built)
     from torch import nn
 
-    from isoform.config import ModelConfig
     from isoform.nn import Transformer
 
-    if isinstance(built, ModelConfig):
-        return Target(name, built)
     if isinstance(built, Transformer):
         return Target(name, built.config, built)
     if isinstance(built, nn.Module):
