@@ -58,8 +58,11 @@ def test_worked_example_as_json():
     ("arguments", "message"),
     [
         (["--worked-example", "--eps", "-1"], "eps -1: expected a finite number"),
+        (["--worked-example", "--prefix", "2"], "--prefix needs --visibility prefix"),
+        (["--worked-example", "--attention", "0:0"], "--attention is for a text through a network"),
+        (["target", "text", "--eps", "1e-5"], "--eps is a setting of --worked-example"),
         (["--worked-example", "--visibility", "prefix", "--prefix", "3"], "prefix 3"),
-        (["--worked-example", "--norm", "batch"], "'batch' is not one of 'layer', 'rms'"),
+        (["--worked-example", "--norm", "batch"], "'--norm': 'batch' is not one of 'layer', 'rms'"),
         ([], "expected"),
     ],
 )

@@ -148,7 +148,7 @@ def _invoke(name: str, arguments: list[str]) -> int:
         command = typer.main.get_command(application(name))
         status = command.main(arguments, prog_name=f"isoform {name}", standalone_mode=False)
     except usage as error:
-        line = " ".join(error.format_message().split()).rstrip(".")
+        line = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
         return _complain(f"{name}: {line} (see isoform {name} --help)", BAD_INPUT)
     except typer.Abort:
         return _complain("interrupted", INTERRUPTED)

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,6 +123,19 @@ def load_factory(name: str) -> Any:
     if not callable(found):
         raise ConfigError(f"{name}: {attribute} is a {type(found).__name__}, expected a function that builds")
     return found
+
+
+def refuse_idle(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Refuse options that were written on the command line but would change nothing.
+
+    Raises:
+        ConfigError: one of ``names`` (of the command's parameters) was given.
+    """
+    for parameter in context.command.params:
+        if parameter.name in names:
+            source = context.get_parameter_source(parameter.name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise ConfigError(f"{parameter.opts[0]} {why}")
 
 
 def emit(payload: Any) -> None:

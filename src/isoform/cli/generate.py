@@ -21,6 +21,7 @@ CHOICE, LIMITS, FORM = "Choice of token", "Limits", "Output"
 
 
 def command(
+    context: typer.Context,
     target: common.TargetName,
     files: Annotated[
         list[Path] | None,
@@ -90,6 +91,12 @@ def command(
     from isoform.generation.texts import TextGenerator
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    if beam is None:
+        common.refuse_idle(context, ("alpha", "early_stopping"), "is of a beam: give --beam too")
+    elif length_penalty == "none":
+        common.refuse_idle(context, ("alpha",), "is an exponent of the penalty: give --length-penalty too")
+    if temperature is None and top_k is None and top_p is None:
+        common.refuse_idle(context, ("seed",), "is of draws: give --temperature, --top-k or --top-p too")
     search = _search(beam, (length_penalty, alpha, early_stopping), sampling, seed, n_best)
     bundle = common.resolve(target).bundle
     if bundle is None:

@@ -19,6 +19,7 @@ CHAPTER, MODEL = "The worked example", "A text through a network"
 
 
 def command(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -88,10 +89,20 @@ def command(
     if worked_example:
         if target is not None:
             raise ConfigError("trace: --worked-example has its own network and input; leave TARGET out")
+        common.refuse_idle(
+            context,
+            ("continuation", "ids", "top", "attention", "output"),
+            "is for a text through a network; --worked-example has its own",
+        )
+        if visibility != "prefix":
+            common.refuse_idle(context, ("prefix",), "needs --visibility prefix")
         _worked_example(visibility, prefix, placement, norm, eps, json)
         return
     if target is None or text is None:
         raise ConfigError("trace: expected TARGET and TEXT, or --worked-example")
+    common.refuse_idle(
+        context, ("visibility", "prefix", "placement", "norm", "eps"), "is a setting of --worked-example"
+    )
     if output is not None and attention is None:
         raise ConfigError("trace: --output needs --attention LAYER:HEAD")
     _text(target, text, continuation, ids, top, attention, output, json)
