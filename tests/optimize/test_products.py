@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isoform.nn import products
+from isoform.nn import fbgemm, products
 from isoform.nn.products import FORMS, product, restored, rounded
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "int8": 1e-2, "int8_dynamic": 4e-2}
@@ -26,11 +26,13 @@ def operators(request, monkeypatch):
         def gone(*given):
             raise AttributeError
 
+        monkeypatch.setattr(fbgemm, "pack_float16", gone)
+
         private = (
             "_pack_float32",
-            "_pack_float16",
             "_int8_product",
             "_pack_int8",
+            "Eight",
             "_multiplies_bfloat16",
             "_adds_in_32_bits",
         )
@@ -88,8 +90,8 @@ def test_halves_hold_every_bfloat16_that_counts(size):
     """Weights of any size, with elements 2^-21 of the largest."""
     weight = (size * drawn(6, 8) * 2.0 ** -torch.arange(0, 24, 3)).bfloat16()
     bias, x = size * drawn(6, seed=1), drawn(3, 8, seed=2) * 2.0 ** torch.arange(0, 24, 3)
-    made = products._halves(weight, bias)
-    if products._private(products._pack_float16, torch.ones(2, 2), None) is None:
+    made = fbgemm.halves(weight, bias)
+    if fbgemm.attempt(fbgemm.pack_float16, torch.ones(2, 2)) is None:
         pytest.skip("no FBGEMM here")
     if 1e-18 < size < 1e18:
         assert made is not None
@@ -100,4 +102,20 @@ def test_halves_hold_every_bfloat16_that_counts(size):
 
 
 def test_halves_refuse_what_is_not_finite():
-    assert products._halves(torch.tensor([[1.0, torch.inf]]).bfloat16(), None) is None
+    assert fbgemm.halves(torch.tensor([[1.0, torch.inf]]).bfloat16(), None) is None
+
+
+def test_inputs_of_eight_bits(monkeypatch):
+    """What is used where products of 8 bits are added in 32: here with numbers that do not overflow 16."""
+    monkeypatch.setattr(products, "_adds_in_32_bits", lambda: True)
+    numbers = torch.arange(24 * 40).view(24, 40).mul(7).remainder(121).sub(60).to(torch.int8)
+    scales, bias, x = drawn(24).abs() + 0.1, drawn(24, seed=1), drawn(5, 40, seed=2) * 3
+    made = products.Int8Dynamic(numbers, scales, bias)
+    if made._eight is None:
+        pytest.skip("no FBGEMM here")
+    expected = torch.nn.functional.linear(x, made.dense(), bias)
+    with torch.inference_mode():
+        for found in (made(x), torch.stack([made(row) for row in x]), made(x[None])[0]):
+            assert (found - expected).norm() <= 1e-2 * expected.norm()
+        far = torch.stack([x[0], 1e4 * x[1]])
+        torch.testing.assert_close(made(far)[0], made(x[:2])[0], rtol=1e-5, atol=1e-5)

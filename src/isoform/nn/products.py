@@ -1,23 +1,24 @@
 """x ↦ x Wᵀ + b with the weight laid out for one kind of arithmetic, made once and for inference only.
 
 A `Linear`, `Packed` or `TokenHead` whose ``product`` is set computes through it. PyTorch's operators for this
-are private or on their way out, so each is called in this file alone, and where it is missing, or not made
-for the device, the same numbers come from a plain product with the weight the form stands for.
+are private or on their way out, so each is called here or in `fbgemm` alone, and where it is missing, or not
+made for the device, the same numbers come from a plain product with the weight the form stands for.
 
 Int8 weights are symmetric with one scale an output channel: w ≈ s · q, q in -127 … 127 (R28).
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn import functional as F
+
+from isoform.nn.fbgemm import Eight, attempt, halves
 
 Form = Literal["float32", "bfloat16", "int8", "int8_dynamic"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -60,7 +61,7 @@ class PackedFloat32(Product):
     def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
         self._weight, self._bias = weight, bias
         worth = weight.dtype == torch.float32 and weight.numel() >= SMALL
-        self._packed = _private(_pack_float32, weight) if worth else None
+        self._packed = attempt(_pack_float32, weight) if worth else None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         # One row is read at the memory's speed either way, and oneDNN takes 30 µs to begin.
@@ -85,8 +86,8 @@ class Bfloat16(Product):
         self._weight = weight.to(torch.bfloat16)
         self._bias = bias
         # Without units of its own a CPU multiplies bfloat16 slower than float32, but reads it twice as fast.
-        self._many = weight.is_cuda or bool(_private(_multiplies_bfloat16))
-        self._halves = None if self._many else _halves(self._weight, bias)
+        self._many = weight.is_cuda or bool(attempt(_multiplies_bfloat16))
+        self._halves = None if self._many else halves(self._weight, bias)
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         if self._halves is not None and x.dtype == torch.float32:
@@ -116,10 +117,10 @@ class Int8Weight(Product):
         bias: Float[Tensor, " out"] | None,
     ) -> None:
         self._numbers, self._scales, self._bias = numbers.contiguous(), scales, bias
-        self._halves = None if _wide_registers() else _halves(self._numbers, None)
+        self._halves = None if _wide_registers() else halves(self._numbers, None)
         self._ones = torch.ones_like(scales, dtype=torch.bfloat16)
         probe = torch.zeros(1, numbers.shape[1], dtype=torch.bfloat16, device=numbers.device)
-        self._narrow = _private(_int8_product, probe, self._numbers, self._ones) is not None
+        self._narrow = attempt(_int8_product, probe, self._numbers, self._ones) is not None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         if self._halves is not None and x.dtype == torch.float32:
@@ -155,12 +156,17 @@ class Int8Dynamic(Int8Weight):
         bias: Float[Tensor, " out"] | None,
     ) -> None:
         super().__init__(numbers, scales, bias)
-        self._packed = _private(_pack_int8, numbers, scales, None)
         # Without VNNI two products of 8 bits each can overflow the 16 they are added in.
-        self._seven = not _private(_adds_in_32_bits)
+        self._seven = not attempt(_adds_in_32_bits)
+        self._eight = None if self._seven else attempt(Eight, self._numbers)
+        self._packed = None if self._eight is not None else attempt(_pack_int8, numbers, scales, None)
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
-        if self._packed is None or x.dtype != torch.float32:
+        if x.dtype != torch.float32:
+            return super().__call__(x)
+        if self._eight is not None:
+            return self._wide(x, self._eight)
+        if self._packed is None:
             return super().__call__(x)
         if x.numel() == x.shape[-1]:
             out = torch.ops.quantized.linear_dynamic(x, self._packed, self._seven)
@@ -169,6 +175,16 @@ class Int8Dynamic(Int8Weight):
         size = x.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
         out = torch.ops.quantized.linear_dynamic(x / size, self._packed, self._seven)
         return out.mul_(size) if self._bias is None else torch.addcmul(self._bias, out, size)
+
+    def _wide(self, x: Float[Tensor, "*batch width"], eight: Eight) -> Float[Tensor, "*batch out"]:
+        flat = x.reshape(-1, x.shape[-1])
+        if len(flat) == 1:
+            out = eight(flat)
+        else:
+            size = flat.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
+            out = eight(flat / size).mul_(size)
+        out = out.mul_(self._scales) if self._bias is None else torch.addcmul(self._bias, out, self._scales)
+        return out.view(*x.shape[:-1], -1)
 
 
 def product(form: Form, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> Product:
@@ -206,59 +222,11 @@ def rounded(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width
     return (wide / scales).round_().clamp_(-127, 127).to(torch.int8), scales[:, 0]
 
 
-def _private(call: Callable[..., Any], *given: Any) -> Any:
-    """What a private operator gives; None where it is gone or does not work here."""
-    try:
-        return call(*given)
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return None
-
-
 def _pack_float32(weight: Tensor) -> Tensor | None:
     if weight.device.type != "cpu":
         return None
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), FEW)
     torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")  # or say that it cannot
-    return packed
-
-
-class _Halves:
-    """x Wᵀ + b with W in float16 and sums in float32 (FBGEMM): no other kernel of a CPU without units for
-    narrower numbers is as fast at any number of rows.
-
-    Args:
-        packed: W times a power of two and, where that is one, b.
-        factor: the power's inverse, where it is not one.
-    """
-
-    def __init__(self, packed: Any, factor: float) -> None:
-        self._packed, self._factor = packed, factor
-
-    def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
-        out = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
-        return out if self._factor == 1.0 else out.mul_(self._factor)
-
-
-def _halves(weight: Tensor, bias: Tensor | None) -> _Halves | None:
-    """The weight in float16; None where that cannot hold it, or the operator is missing.
-
-    Numbers of 8 bits fit: those of a bfloat16 weight are first brought up to the upper end of the range, so
-    that what becomes zero is 2^-38 of the largest.
-    """
-    if weight.device.type != "cpu":
-        return None
-    wide = weight.float()
-    largest = float(wide.abs().max()) if weight.dtype == torch.bfloat16 else 0.0
-    power = 2.0 ** (14 - math.frexp(largest)[1]) if largest > 0 and math.isfinite(largest) else 1.0
-    if not math.isfinite(largest) or not 2.0**-60 < power < 2.0**60:
-        return None
-    packed = _private(_pack_float16, wide * power, None if bias is None else bias.float() * power)
-    return None if packed is None else _Halves(packed, 1.0 / power)
-
-
-def _pack_float16(weight: Tensor, bias: Tensor | None) -> Any:
-    packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-    torch.ops.quantized.linear_dynamic_fp16(torch.zeros(1, weight.shape[1]), packed)  # or say that it cannot
     return packed
 
 
