@@ -157,7 +157,7 @@ def command(
     if outputs is not None:
         _write(outputs, found)
     if len(found) == 2:
-        both = side_by_side(*found, Bootstrap(resamples, seed))
+        both = side_by_side(found[0], found[1], Bootstrap(resamples, seed))
         if as_json:
             items = len(found[0].items)
             common.emit(

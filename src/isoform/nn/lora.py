@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -110,7 +111,8 @@ def factors(model: Transformer) -> dict[str, nn.Parameter]:
     found: dict[str, nn.Parameter] = {}
     for owner, module in model.named_modules():
         if parametrize.is_parametrized(module, "weight"):
-            added = module.parametrizations.weight[0]  # pyright: ignore
+            held: Any = module.parametrizations
+            added: LowRank = held.weight[0]
             for part in added.up:
                 name = owner if part == WHOLE else f"{owner}.{part}"
                 found |= {f"{name}.up": added.up[part], f"{name}.down": added.down[part]}
