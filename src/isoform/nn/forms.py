@@ -41,6 +41,8 @@ def set_product(module: Map, made: Product) -> None:
     if made.form != "float32":
         empty = torch.empty_like(module.weight, device="meta")
         module.weight = nn.Parameter(empty, requires_grad=False)
+    elif not isinstance(module, TokenHead) or not module.cfg.tied:
+        module.weight = nn.Parameter(made.dense(), requires_grad=False)
 
 
 def set_form(model: Transformer, form: Form, keep: Sequence[str] = ()) -> Transformer:
