@@ -48,6 +48,7 @@ class Lanes:
     memory_mask: Float[Tensor, "samples 1 1 source"] | None = None
     outputs: int = 1
     ahead: int = 0
+    _spare: Tensor | None = dataclasses.field(default=None, init=False, repr=False)
 
     @classmethod
     def of(cls, cache: Cache, lengths: list[int], memory_mask: Tensor | None) -> Lanes:
@@ -65,7 +66,10 @@ class Lanes:
             slots = torch.arange(own.shape[3], device=own.device)
             mask = forbidden((slots < starts[:, None])[:, None, None], own.dtype)
             offset = -starts
-        return cls(own, longest, offset, mask, memory=cache.memory, memory_mask=memory_mask)
+        memory = cache.memory  # projected side by side, and read at every step
+        if memory is not None:
+            memory = [(keys.contiguous(), values.contiguous()) for keys, values in memory]
+        return cls(own, longest, offset, mask, memory=memory, memory_mask=memory_mask)
 
     @property
     def capacity(self) -> int:
@@ -88,7 +92,13 @@ class Lanes:
 
     def reorder(self, rows: Int[Tensor, " rows"]) -> None:
         """Rows change places within their sample: they share its prompt, source and length."""
-        self.own = self.own.index_select(1, rows)
+        spare = self._spare
+        if spare is None or spare.shape != self.own.shape:
+            spare = torch.empty_like(self.own)
+        # Into what was held before the last move: new memory would take longer to get than to fill.
+        written = self.own.narrow(3, 0, self.used)
+        torch.index_select(written, 1, rows, out=spare.narrow(3, 0, self.used))
+        self.own, self._spare = spare, self.own
 
     def select(self, rows: Int[Tensor, " n"], *, share: bool) -> None:
         """Go on with the given rows in the given order, repeats allowed.
