@@ -268,6 +268,10 @@ def test_loading_refuses_what_was_not_saved(tmp_path: Path) -> None:
     (tmp_path / "b.specials.json").write_text("{")
     with pytest.raises(TokenizerError, match="damaged"):
         Tokenizer.load(tmp_path, "b")
+    for key, value in (("template", None), ("settings", 5), ("settings", {"a": 1}), ("file", 3)):
+        (tmp_path / "b.specials.json").write_text(json.dumps({**state, key: value}))
+        with pytest.raises(TokenizerError, match="damaged"):
+            Tokenizer.load(tmp_path, "b")
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(TokenizerError, match="not a tokenizer"):
         Tokenizer.load(tmp_path, "a")

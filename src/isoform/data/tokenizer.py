@@ -234,16 +234,19 @@ class Tokenizer:
         beside = folder / f"{name}.specials.json"
         try:
             state: dict[str, Any] = json.loads(_read(beside))
-            file, digest, settings = folder / state["file"], state["digest"], state["settings"]
+            file, digest, settings = folder / state["file"], str(state["digest"]), dict(state["settings"])
             special = SpecialIds(**state["special"])
             template = Template(**{key: tuple(value) for key, value in state["template"].items()})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TokenizerError(f"{beside}: damaged: {type(error).__name__}: {error}") from None
         data = _read(file)
-        if file.suffix == ".model":
-            backend: Backend = SentencePiece(data, **settings, where=str(file))
-        else:
-            backend = HuggingFace.from_bytes(data, **settings, where=str(file))
+        try:
+            if file.suffix == ".model":
+                backend: Backend = SentencePiece(data, **settings, where=str(file))
+            else:
+                backend = HuggingFace.from_bytes(data, **settings, where=str(file))
+        except TypeError as error:
+            raise TokenizerError(f"{beside}: damaged: settings: {error}") from None
         found = cls(backend, special, template)
         if found.digest != digest:
             raise TokenizerError(
