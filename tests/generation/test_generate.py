@@ -333,6 +333,7 @@ def test_nan_is_named():
     [
         lambda: Beam(0),
         lambda: Beam(2, n_best=3),
+        lambda: Beam(2, "length", alpha=float("nan")),
         lambda: Beam(2, "lenght"),
         lambda: Beam(2, early_stopping="always"),
         lambda: Sample(temperature=0.0),

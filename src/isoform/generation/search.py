@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, Protocol
 
 import torch
@@ -210,6 +211,8 @@ class Beam:
             raise ConfigError(f"Beam: width {self.width} must be at least 1")
         if not 1 <= self.n_best <= self.width:
             raise ConfigError(f"Beam: n_best {self.n_best} must lie between 1 and width {self.width}")
+        if not math.isfinite(self.alpha):
+            raise ConfigError(f"Beam: alpha {self.alpha} must be finite")
         for name, value, known in (
             ("length_penalty", self.length_penalty, ("none", "length", "gnmt")),
             ("early_stopping", self.early_stopping, ("when_full", "heuristic", "never")),
