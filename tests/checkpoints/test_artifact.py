@@ -169,6 +169,27 @@ class TestRefusals:
         with pytest.raises(ArtifactError, match="missing: sharing"):
             load(saved)
 
+    @pytest.mark.parametrize(
+        ("section", "value"),
+        [
+            ("dtypes", 5),
+            ("vocabularies", {}),
+            ("provenance", "x"),
+            ("probe", None),
+            ("probe.layers", {}),
+            ("probe.precision", "float8"),
+            ("probe.logits", {}),
+            ("probe.texts", 3),
+        ],
+    )
+    def test_misshapen_section(self, saved: Path, section: str, value: object) -> None:
+        state = json.loads((saved / "isoform.json").read_text(encoding="utf-8"))
+        *outer, last = section.split(".")
+        (state[outer[0]] if outer else state)[last] = value
+        (saved / "isoform.json").write_text(json.dumps(state), encoding="utf-8")
+        with pytest.raises(ArtifactError, match=rf"isoform\.json: {section}.*damaged"):
+            load(saved)
+
     def test_missing_tensor(self, saved: Path) -> None:
         rewrite(saved, lambda t: t.pop("decoder.layers.1.feed_forward.body.up.weight"))
         with pytest.raises(

@@ -23,6 +23,7 @@ from isoform.checkpoints import narrow, probe
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.weights import SafetensorsFile, fill, refuse_strangers, skeleton, stored_names
+from isoform.checkpoints.written import refuse_misshapen
 from isoform.config import ModelConfig
 from isoform.config.base import parse
 from isoform.config.files import dumps, read, read_table, write_text
@@ -139,9 +140,7 @@ def _state(folder: Path) -> dict[str, Any]:
         raise ArtifactError(
             f"{path}: format {state.get('format')!r} is unknown; this version reads format {FORMAT}"
         )
-    needed = ("dtypes", "sharing", "config_sha256", "protocol", "vocabularies", "provenance", "probe")
-    if missing := [key for key in needed if key not in state]:
-        raise ArtifactError(f"{path}: missing: {', '.join(missing)}")
+    refuse_misshapen(state, path)
     return state
 
 
