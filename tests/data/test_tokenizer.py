@@ -373,3 +373,9 @@ def test_not_a_sentencepiece_model(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense")
     with pytest.raises(TokenizerError, match=r"a\.model: not a SentencePiece model"):
         Tokenizer.from_file(path, Specials())
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    tokenizer = make(Characters(), ["abc"])
+    with pytest.raises(TokenizerError, match="half a surrogate pair"):
+        tokenizer.encode("a\udcff")

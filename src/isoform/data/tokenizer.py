@@ -129,11 +129,21 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing is added."""
-        return self.backend.encode_batch([text])[0]
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts; nothing is added."""
-        return self.backend.encode_batch(texts)
+        """The ids of many texts; nothing is added.
+
+        Raises:
+            TokenizerError: half a surrogate pair, as arguments that are not UTF-8 have, is no text.
+        """
+        try:
+            return self.backend.encode_batch(texts)
+        except (TypeError, UnicodeEncodeError):
+            for text in texts:
+                if any("\ud800" <= char <= "\udfff" for char in text):
+                    raise TokenizerError(f"{text[:40]!r}: half a surrogate pair, which is no text") from None
+            raise
 
     def encode_with_template(self, text: str) -> list[int]:
         """The ids of a text between those of the template."""
