@@ -1,4 +1,4 @@
-"""Ours against theirs for every family: one function, so no accusation; and their own paths and precisions."""
+"""Ours against theirs for every family: one function, so no accusation; their paths and precisions too."""
 
 from __future__ import annotations
 

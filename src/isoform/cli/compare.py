@@ -11,7 +11,8 @@ from isoform.cli import common, subjects
 
 def command(
     reference: Annotated[
-        str, typer.Argument(metavar="A", help="A TARGET or a recording.", show_default=False)
+        str,
+        typer.Argument(metavar="A", help="A TARGET, a recording, or named arrays.", show_default=False),
     ],
     candidate: Annotated[str, typer.Argument(metavar="B", help="Likewise.", show_default=False)],
     inputs: subjects.InputsOption = None,
@@ -29,7 +30,7 @@ def command(
     """
     from isoform.verify import compare
 
-    a, b, ours, theirs = subjects.pair(reference, candidate, inputs, candidate_inputs)
+    a, b, ours, theirs = subjects.pair(reference, candidate, inputs, candidate_inputs, dumps=True)
     found = compare(a, b, ours, theirs, backward=backward)
     if html is not None:
         from isoform.report import verification

@@ -13,7 +13,7 @@ from isoform.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from isoform.verify import Recording
+    from isoform.verify import Dump, Recording
 
 InputsOption = Annotated[
     str | None,
@@ -45,12 +45,26 @@ def subject(name: str) -> nn.Module:
     return build(found.architecture(), seed=0)
 
 
-def subject_or_recording(name: str) -> nn.Module | Recording:
-    """Likewise, or a recording from a ``.safetensors`` file that `isoform.verify.record` wrote."""
-    if name.endswith(".safetensors") and Path(name).is_file() and _is_recording(name):
-        from isoform.verify import Recording
+def operand(name: str, *, dumps: bool = False) -> nn.Module | Recording | Dump:
+    """Likewise, or a recording from a ``.safetensors`` file that `isoform.verify.record` wrote.
 
-        return Recording.load(name)
+    Args:
+        name: a TARGET or a file.
+        dumps: another framework's named arrays serve too.
+
+    Raises:
+        ConfigError: arrays that are no recording, where they do not serve.
+    """
+    if name.endswith((".safetensors", ".npz")) and Path(name).is_file():
+        from isoform.verify import Recording, read_dump
+
+        if name.endswith(".safetensors") and _is_recording(name):
+            return Recording.load(name)
+        if dumps:
+            return read_dump(name)
+        raise ConfigError(
+            f"{name}: not a recording; arrays without their dataflow can be compared, not diagnosed"
+        )
     return subject(name)
 
 
@@ -60,9 +74,9 @@ def inputs(module: Any, given: str | None) -> Any:
     Raises:
         ConfigError: the function fails.
     """
-    from isoform.verify import Recording, example_inputs
+    from isoform.verify import Dump, Recording, example_inputs
 
-    if isinstance(module, Recording):
+    if isinstance(module, Recording | Dump):
         return None
     if given is None:
         return example_inputs(module)
@@ -73,17 +87,19 @@ def inputs(module: Any, given: str | None) -> Any:
         raise ConfigError(f"{given} failed with {type(error).__name__}: {error}") from error
 
 
-def pair(a: str, b: str, given: str | None, other: str | None) -> tuple[Any, Any, Any, Any]:
+def pair(
+    a: str, b: str, given: str | None, other: str | None, *, dumps: bool = False
+) -> tuple[Any, Any, Any, Any]:
     """Two subjects and their inputs; those of the first serve both where their arguments have equal names."""
     import inspect
 
-    first, second = subject_or_recording(a), subject_or_recording(b)
-    from isoform.verify import Recording
+    first, second = operand(a, dumps=dumps), operand(b, dumps=dumps)
+    from isoform.verify import Dump, Recording
 
     ours = inputs(first, given)
     if other is not None:
         theirs = inputs(second, other)
-    elif isinstance(second, Recording):
+    elif isinstance(second, Recording | Dump):
         theirs = None
     elif ours is not None and (
         not isinstance(ours, dict) or set(ours) <= set(inspect.signature(second.forward).parameters)

@@ -14,6 +14,7 @@ from isoform.verify.diagnose import Diagnosis, Finding, Place, diagnose
 from isoform.verify.dump import Dump, read_dump
 from isoform.verify.inputs import example_inputs
 from isoform.verify.record import Recording, record
+from isoform.verify.trace import Trace, trace
 
 __all__ = [
     "AuditReport",
@@ -25,6 +26,7 @@ __all__ = [
     "Place",
     "Recording",
     "Row",
+    "Trace",
     "assert_batch_independent",
     "assert_cache_exact",
     "assert_causal",
@@ -36,4 +38,5 @@ __all__ = [
     "example_inputs",
     "read_dump",
     "record",
+    "trace",
 ]

@@ -65,7 +65,7 @@ def relative(x: Tensor, y: Tensor, real: Tensor) -> float:
     low, high = (x - y.to(x)).aminmax()
     least, most = x.aminmax()
     size, most = max(-float(low), float(high)), max(-float(least), float(most), 1e-30)
-    return size / most if size == size and most == most else float("inf")
+    return abs(size) / most if size == size and most == most else float("inf")
 
 
 def verdict(rows: list[Row], eps: float) -> Literal["equivalent", "noise", "differs"]:

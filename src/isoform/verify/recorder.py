@@ -142,6 +142,8 @@ class Recorder(TorchDispatchMode):
 
     def _keep(self, node: Node) -> None:
         """Leave a node's value in memory, or write it to the spool and let go of it."""
+        if node.value.is_conj() or node.value.is_neg():  # a sign that is only noted gets memory of its own
+            node.value = node.value.resolve_conj().resolve_neg()
         value, memory = node.value, self._memory_of(node.value)
         here = memory.nodes or memory.outside
         if not here and memory.written is None:
@@ -151,7 +153,7 @@ class Recorder(TorchDispatchMode):
             else:
                 self._spool = self._spool or Spool()
                 # A view of memory that was never seen as a whole is written as a tensor of its own.
-                content = value if owns(value) else value.contiguous()
+                content = value if owns(value) else value.clone(memory_format=torch.contiguous_format)
                 start, size = self._spool.add(content), content.numel() * content.element_size()
                 if owns(value):
                     memory.written = start, size
@@ -197,7 +199,7 @@ class Recorder(TorchDispatchMode):
             if tensor is part or tensor.dtype != part.dtype or known == Ref("node", number):
                 continue
             if tensor.untyped_storage()._cdata == memory:  # pyright: ignore[reportPrivateUsage]
-                args = (known, Ref("node", number), geometry(tensor), geometry(part))
+                args = (known, Ref("node", number), *([*map(_listed, geometry(t))] for t in (tensor, part)))
                 self._note("rewritten", args, {}, tensor, source, rewritten)
 
     def _as_refs(self, value: Any) -> Any:
@@ -208,9 +210,13 @@ class Recorder(TorchDispatchMode):
         return value
 
 
+def _listed(value: Any) -> Any:
+    """Arguments are kept as lists, as files give them back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _spoolable(value: Tensor) -> bool:
-    plain = value.layout == torch.strided and not value.is_conj() and not value.is_neg()
-    return value.device.type == "cpu" and plain and value.numel() > 0
+    return value.device.type == "cpu" and value.layout == torch.strided and value.numel() > 0
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -155,13 +155,21 @@ def geometry(tensor: Tensor) -> Geometry:
 
 
 def owns(tensor: Tensor) -> bool:
-    """Whether a tensor is all of its memory, in order."""
+    """Whether a tensor is all of its memory, each element once, in whatever order of its axes."""
     whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    return whole and tensor.storage_offset() == 0 and tensor.is_contiguous() and not _lazy(tensor)
+    if not whole or tensor.storage_offset() or tensor.is_conj() or tensor.is_neg():
+        return False
+    step = 1
+    for stride, size in sorted((t, s) for s, t in zip(tensor.shape, tensor.stride(), strict=True) if s > 1):
+        if stride != step:
+            return False
+        step *= size
+    return True
 
 
-def _lazy(tensor: Tensor) -> bool:
-    return tensor.is_conj() or tensor.is_neg()
+def flattened(tensor: Tensor) -> Tensor:
+    """The memory of a tensor that owns it, in order."""
+    return tensor.as_strided((tensor.numel(),), (1,), 0)
 
 
 def seen_through(flat: Tensor, dtype: torch.dtype, place: Geometry) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from isoform.errors import DataError
-from isoform.verify.recording import Node, Recording, Ref, geometry, owns, rewritten, seen_through
+from isoform.verify.recording import Node, Recording, Ref, flattened, geometry, owns, rewritten, seen_through
 
 FORMAT = 2
 
@@ -98,12 +98,14 @@ def _laid_out(values: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, A
     for name, value in values.items():
         owner = owners.get(value.untyped_storage().data_ptr()) if value.numel() else None
         if owner is None or value.is_conj() or value.is_neg():
-            owner, value = name, value.detach().resolve_conj().resolve_neg().contiguous()
-            value = value.clone() if not owns(value) or value is values[name] else value
+            owner, value = name, value.detach().resolve_conj().resolve_neg()
+            value = value if owns(value) else value.clone(memory_format=torch.contiguous_format)
+        plain = value.is_contiguous() and not value.is_complex()
         if owner == name:
+            content = value.detach() if plain else flattened(value.detach())
             # The format has no complex numbers of double width.
-            tensors[name] = torch.view_as_real(value.detach()) if value.is_complex() else value.detach()
-        if owner != name or value.is_complex():
+            tensors[name] = torch.view_as_real(content) if value.is_complex() else content
+        if owner != name or not plain:
             views[name] = [owner, str(value.dtype).removeprefix("torch."), *geometry(value)]
     return tensors, views
 

@@ -8,7 +8,7 @@ import tempfile
 import torch
 from torch import Tensor
 
-from isoform.verify.recording import Geometry, seen_through
+from isoform.verify.recording import Geometry, flattened, seen_through
 
 IN_MEMORY = 1 << 29
 """Bytes of activations (512 MiB) that a recording keeps in memory; what comes after them goes to disk."""
@@ -24,10 +24,10 @@ class Spool:
         self._size = 0
 
     def add(self, value: Tensor) -> int:
-        """Write a contiguous tensor's bytes and return where they begin."""
+        """Write the memory of a tensor that owns it and return where it begins."""
         self._file.write(b"\0" * (-self._size % _ALIGNED))
         start = self._size + -self._size % _ALIGNED
-        content = value.detach().reshape(-1).view(torch.uint8)
+        content = flattened(value.detach()).view(torch.uint8)
         self._file.write(memoryview(content.numpy()))
         self._size = start + content.numel()
         return start

@@ -134,6 +134,7 @@ def gradient_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed
             if grad is None:
                 continue
             norms = grad.flatten(2).norm(dim=-1)
+            norms = norms if subject.batch_first or not content.is_floating_point() else norms.t()
             scale = float(norms.max())
             bad = norms.masked_fill(allowed[:, q], 0.0)
             pairs += int((~allowed[:, q]).any(0).sum())
@@ -195,8 +196,6 @@ def _run_with_leaf(subject: Subject) -> tuple[list[Seen], Tensor | None]:
 
     run = Run(tuple(seen), subject.batch_major(main_tensor(result)), result)
     root = leaf[0] if leaf else None
-    if root is not None and content.is_floating_point() and not subject.batch_first:
-        return [], None
     return subject.timed(run, batch, length), root
 
 

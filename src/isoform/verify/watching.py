@@ -1,0 +1,100 @@
+"""What a module and its parts give while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from isoform.errors import ShapeError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seen:
+    """One module's output in one run."""
+
+    path: str
+    value: Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """One forward pass: what every submodule returned, in order, and the module's own result."""
+
+    seen: tuple[Seen, ...]
+    output: Tensor
+    result: Any
+
+    def find(self, path: str) -> Tensor:
+        """The last value seen at a path."""
+        return next(s.value for s in reversed(self.seen) if s.path == path)
+
+
+def main_tensor(result: Any) -> Tensor:
+    """The tensor a module's result is about: logits, else the last hidden state, else the first tensor."""
+    if isinstance(result, Tensor):
+        return result
+    for name in ("logits", "prediction_logits", "last_hidden_state", "hidden", "pooled"):
+        value = result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
+        if isinstance(value, Tensor):
+            return value
+    values = list(result.values()) if isinstance(result, Mapping) else result
+    if isinstance(values, tuple | list):
+        for value in values:
+            if isinstance(value, Tensor) and value.dim() >= 2:
+                return value
+    raise ShapeError(f"a forward pass returned {type(result).__name__}, which holds no tensor to look at")
+
+
+@contextmanager
+def watching(module: nn.Module, seen: list[Seen]) -> Generator[None]:
+    """Append every submodule's floating-point output to ``seen`` while the block runs."""
+
+    def listen(path: str) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            value = output
+            if not isinstance(output, Tensor):
+                try:
+                    value = main_tensor(output)
+                except (ShapeError, TypeError):
+                    return
+            if value.is_floating_point() and not value.is_nested:
+                seen.append(Seen(path, value))
+
+        return hook
+
+    handles = [m.register_forward_hook(listen(path)) for path, m in module.named_modules() if path]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def mode(module: nn.Module, *, training: bool) -> Generator[None]:
+    """Put a module and all its parts in training or evaluation mode, and back to how each was."""
+    before = {m: m.training for m in module.modules()}
+    module.train(training)
+    try:
+        yield
+    finally:
+        for m, flag in before.items():
+            m.training = flag
+
+
+def batch_time(seen: Seen, batch: int, length: int) -> Seen | None:
+    """A value with its batch and time axes in front; None where it has none."""
+    value = seen.value
+    if value.dim() >= 3 and value.shape[0] == batch and value.shape[1] == length:
+        return seen
+    if value.dim() >= 3 and value.shape[0] == length and value.shape[1] == batch:
+        return Seen(seen.path, value.transpose(0, 1))
+    if value.dim() >= 4 and value.shape[0] == batch and value.shape[2] == length:
+        return Seen(seen.path, value.transpose(1, 2))
+    if value.dim() == 2 and value.shape[0] == batch * length and length > 1:
+        return Seen(seen.path, value.view(batch, length, -1))
+    return None

@@ -1,0 +1,236 @@
+"""R41: audits of other people's classes: nothing is held against them; what is planted in them is found."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from isoform.verify import audit, example_inputs
+from verify.small import Plain
+
+# Of nested tensors, and of masks of two types in one call.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
+
+HIDDEN = {
+    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
+    "num_attention_heads": 3, "max_position_embeddings": 40,
+}  # fmt: skip
+BART = {
+    "vocab_size": 61, "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20, "max_position_embeddings": 40,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+T5 = {
+    "vocab_size": 61, "d_model": 24, "d_kv": 8, "d_ff": 20, "num_layers": 2, "num_heads": 3,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+GPT2 = {"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40}
+
+NEVER = {"prefix", "documents"}  # only inputs of ours say what these need
+PLAIN = NEVER | {"window", "cross-padding"}
+NO_LOSS = {"ties", "loss-shift", "loss-average"}
+
+
+def theirs(name: str, settings: dict[str, Any], kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    return getattr(transformers, name + kind)(getattr(transformers, f"{name}Config")(**settings))
+
+
+def x_transformer(kind: str) -> nn.Module:
+    x = pytest.importorskip("x_transformers")
+    stack = getattr(x, kind)(dim=24, depth=2, heads=3)
+    return x.TransformerWrapper(num_tokens=61, max_seq_len=40, attn_layers=stack)
+
+
+# name: how it is made, what cannot be checked on it, what fails on it as it is
+CLASSES: dict[str, tuple[Any, set[str], set[str]]] = {
+    "torch-encoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 6, 40, batch_first=True), 2),
+        PLAIN | NO_LOSS | {"causality", "cache"}, set(),
+    ),
+    "torch-both-time-first": (
+        lambda: nn.Transformer(24, 6, 2, 2, 40), NEVER | NO_LOSS | {"window", "cache"}, set(),
+    ),
+    "torch-both": (
+        lambda: nn.Transformer(24, 6, 2, 2, 40, batch_first=True),
+        NEVER | NO_LOSS | {"window", "cache"}, set(),
+    ),
+    "gpt2": (lambda: theirs("GPT2", GPT2, "LMHeadModel"), PLAIN, set()),
+    "llama": (lambda: theirs("Llama", HIDDEN, "ForCausalLM"), PLAIN | {"train-dropout", "ties"}, set()),
+    "mistral": (
+        lambda: theirs("Mistral", {**HIDDEN, "num_key_value_heads": 3, "sliding_window": 4}, "ForCausalLM"),
+        NEVER | {"cross-padding", "train-dropout", "ties"}, set(),
+    ),
+    "bert": (lambda: theirs("Bert", HIDDEN, "ForMaskedLM"), PLAIN | {"causality", "cache"}, set()),
+    "t5": (lambda: theirs("T5", T5, "ForConditionalGeneration"), NEVER | {"window"}, set()),
+    # Its decoder numbers places, not tokens, and takes no position ids.
+    "bart": (
+        lambda: theirs("Bart", BART, "ForConditionalGeneration"), NEVER | {"window"}, {"padding-left"},
+    ),
+    "x-decoder": (
+        lambda: x_transformer("Decoder"), PLAIN | NO_LOSS | {"cache", "train-dropout"}, {"padding-left"},
+    ),
+    "x-encoder": (
+        lambda: x_transformer("Encoder"), PLAIN | NO_LOSS | {"causality", "cache", "train-dropout"},
+        {"padding-left"},
+    ),
+    "plain": (
+        Plain,
+        PLAIN | NO_LOSS | {"padding-left", "padding-right", "cache", "train-dropout", "masked-rows"}, set(),
+    ),
+}  # fmt: skip
+ALWAYS = ("torch-encoder", "torch-both-time-first", "gpt2", "t5", "plain")
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = CLASSES[name][0]()
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * (torch.rand(parameter.shape, generator=noise) - 0.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ALWAYS else [pytest.mark.long]) for n in CLASSES]
+)
+def test_sound_classes(name: str) -> None:
+    model = made(name)
+    report = audit(model, example_inputs(model))
+    _, unchecked, failed = CLASSES[name]
+    assert {c.name for c in report.checks if c.passed is None} == unchecked, str(report)
+    assert {c.name for c in report.checks if c.passed is False} == failed, str(report)
+
+
+def ahead(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 1:], torch.zeros_like(x[:, :1])], 1)
+
+
+def far(x: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(x[:, :9]), x[:, :-9]], 1)
+
+
+def only(when: bool) -> float:
+    return 1.01 if when else 1.0
+
+
+CHANGES: dict[str, Any] = {
+    "causality": lambda x: x + 0.01 * ahead(x),
+    "padding": lambda x: x + 0.01 * x.cumsum(1).roll(1, 0).mean() + 0.01 * x.mean(1, keepdim=True),
+    "batch": lambda x: x + 0.01 * x.mean(0, keepdim=True),
+    "dropout": lambda x: F.dropout(x, 0.5, True),
+    "path": lambda x: x * only(not torch.is_grad_enabled()),
+    "step": lambda x: x * only(x.shape[1] == 1),
+    "window": lambda x: x + 0.01 * far(x),
+    "trim": lambda x: x if torch.is_grad_enabled() else x[:, :-1],
+}
+PLANTED = [
+    ("gpt2", "causality", "transformer.h.1.mlp", "causality"),
+    ("llama", "causality", "model.layers.0.self_attn.o_proj", "causality"),
+    ("t5", "causality", "decoder.block.0.layer.2", "causality"),
+    ("bart", "causality", "model.decoder.layers.1", "causality"),
+    ("x-decoder", "causality", "attn_layers.layers.1.1", "causality"),
+    ("plain", "causality", "layers.1.down", "causality"),
+    ("torch-both", "causality", "decoder.layers.1", "causality"),
+    ("bert", "padding", "bert.encoder.layer.0", "padding-right"),
+    ("torch-encoder", "padding", "layers.1", "padding-left"),
+    ("x-encoder", "padding", "attn_layers.layers.1.1", "padding-right"),
+    ("bart", "padding", "model.encoder.layers.0", "cross-padding"),
+    ("t5", "padding", "encoder", "cross-padding"),
+    ("bert", "batch", "bert.encoder.layer.1", "batch-independence"),
+    ("torch-encoder", "batch", "", "batch-independence"),
+    ("llama", "dropout", "model.layers.1.mlp", "eval-determinism"),
+    ("gpt2", "path", "lm_head", "paths"),
+    ("torch-encoder", "trim", "", "paths"),
+    ("gpt2", "step", "transformer.h.0.mlp", "cache"),
+    ("bart", "step", "model.decoder.layers.1.fc1", "cache"),
+    ("mistral", "window", "model.layers.1.mlp", "window"),
+]
+
+
+def first(change: Any) -> Any:
+    def hook(_: nn.Module, __: Any, out: Any) -> Any:
+        if isinstance(out, Tensor):
+            return change(out)
+        if isinstance(out, tuple):
+            return (change(out[0]), *out[1:])
+        out[0 if isinstance(out, list) else next(iter(out))] = change(next(iter(out.values())))
+        return out
+
+    return hook
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "path", "check"),
+    [pytest.param(*case, marks=[pytest.mark.long] if i % 3 else []) for i, case in enumerate(PLANTED)],
+)
+def test_planted_in_a_class(name: str, change: str, path: str, check: str) -> None:
+    model = made(name)
+    with contextlib.closing(_Hook(model.get_submodule(path), CHANGES[change])):
+        found = audit(model, example_inputs(model), checks=[check])[check]
+    assert found.passed is False, found.statement
+    if check in ("causality", "window"):
+        assert found.evidence["changed_leaks"][0]["module"].startswith(path), found.statement
+    elif check.startswith("padding"):
+        assert path in found.statement
+
+
+class _Hook:
+    def __init__(self, module: nn.Module, change: Any) -> None:
+        self._handle = module.register_forward_hook(first(change))
+
+    def close(self) -> None:
+        self._handle.remove()
+
+
+def test_a_mask_that_is_not_passed_on() -> None:
+    model = made("torch-both-time-first")
+
+    def drop(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return args, {**kwargs, "memory_key_padding_mask": None}
+
+    model.decoder.register_forward_pre_hook(drop, with_kwargs=True)  # pyright: ignore
+    check = audit(model, example_inputs(model), checks=["cross-padding"])["cross-padding"]
+    assert check.passed is False and "multihead_attn" in check.statement
+
+
+def test_a_tie_that_is_claimed_and_not_there() -> None:
+    model: Any = made("gpt2")
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    assert audit(model, example_inputs(model), checks=["ties"])["ties"].passed is False
+
+
+def test_dropout_that_is_configured_and_never_acts() -> None:
+    model = made("torch-encoder")
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.forward = lambda x: x
+        if isinstance(part, nn.MultiheadAttention):
+            part.dropout = 0.0
+    check = audit(model, example_inputs(model), checks=["train-dropout"])["train-dropout"]
+    assert check.passed is False
+
+
+class Unmasked(nn.Module):
+    """Takes a mask of a kind of its own, which no padding can be made for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Plain()
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None and mask.dim() != 4:
+            raise ValueError("mask: expected [B, 1, T, T]")
+        return self.inner(ids)
+
+
+def test_what_cannot_be_run_is_not_passed() -> None:
+    report = audit(Unmasked(), example_inputs(Unmasked()))
+    for name in ("padding-left", "padding-right", "masked-rows"):
+        assert report[name].passed is None and "expected [B, 1, T, T]" in report[name].statement
