@@ -11,7 +11,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from zoo.cases import IDS, SOUND, STACKED, Planted, grid, models
+from zoo.cases import IDS, SOUND, STACKED, Planted, grid, models, stacked
 from zoo.packed import Packed
 from zoo.steps import Config, Decoder, randomise
 
@@ -48,6 +48,18 @@ def test_every_row_is_named_in_every_form(case: Planted, style: str) -> None:
 @pytest.mark.parametrize("case", _grid(STACKED))
 def test_stacked_faults_are_all_named(case: Planted) -> None:
     _named(case, "packed")
+
+
+@pytest.mark.parametrize(
+    ("case", "style"),
+    [
+        pytest.param(case, style, marks=[pytest.mark.long] if i >= 2 else [], id=f"{style}:{case}")
+        for size, count in ((2, 30), (3, 15))
+        for i, (case, style) in enumerate(stacked(size, count))
+    ],
+)
+def test_a_sample_of_faults_together(case: Planted, style: str) -> None:
+    _named(case, style)
 
 
 def _named(case: Planted, style: str) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from isoform.verify.diagnose.graph import VIEWS, Graph
-from isoform.verify.diagnose.structure import Inner, Linear, Part, Site, Structure
+from isoform.verify.diagnose.parts import Inner, Linear, Part, Site
+from isoform.verify.diagnose.structure import Structure
 from isoform.verify.record import Recording
 
 Key = tuple[Hashable, ...]

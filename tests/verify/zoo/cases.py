@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -79,6 +80,9 @@ RELATIVE = {"position": "relative"}
 LEARNED = {"position": "learned"}
 EXPERTS = {"experts": 4}
 LAYER = {"norm": "layer"}
+ROPE = {"position": "rope"}
+GATED = {"gated": True, "activation": "silu"}
+PRE = {"placement": "pre", "residual": "sequential"}
 QK = {"qk_norm": True}
 
 SOUND = [
@@ -133,12 +137,12 @@ TABLE = [
     Row("position-padding", "position-padding", LEARNED, rest=_LEFT),
     Row("sinusoid-layout", "sinusoid-layout", ORIGINAL),
     Row("sinusoid-layout", "sinusoid-layout", {"position": "sinusoid"}),
-    Row("rope-pairing", "rope-pairing"),
-    Row("rope-frequency", "rope-frequency"),
-    Row("rope-frequency", "rope-scaling"),
-    Row("rope-partial", "rope-partial"),
-    Row("rope-axis", "rope-axis"),
-    Row("rope-precision", "rope-precision"),
+    Row("rope-pairing", "rope-pairing", ROPE),
+    Row("rope-frequency", "rope-frequency", ROPE),
+    Row("rope-frequency", "rope-scaling", ROPE),
+    Row("rope-partial", "rope-partial", ROPE),
+    Row("rope-axis", "rope-axis", ROPE),
+    Row("rope-precision", "rope-precision", ROPE),
     Row("alibi-slope", "alibi-slope", {"position": "alibi"}),
     Row("relative-bias", "relative-bias", RELATIVE),
     Row("relative-bias", "relative-bias-direction", RELATIVE),
@@ -150,41 +154,41 @@ TABLE = [
     Row("softcap", "softcap", {"cap": 2.0}),
     Row("softcap", "logit-cap", {"logit_cap": 3.0}),
     Row("softcap", "logit-scale"),
-    Row("softcap", "residual-scale"),
+    Row("softcap", "residual-scale", PRE),
     Row("qkv-packing", "qkv-packing", {"kv": 6}),
     Row("qkv-packing", "qkv-packing", {**ORIGINAL, "bias": False}),
     Row("weight-transpose", "weight-transpose"),
-    Row("kv-head-order", "kv-head-order"),
+    Row("kv-head-order", "kv-head-order", {"kv": 2}),
     Row("kv-head-order", "kv-head-order", {**BERT, "kv": 3}, ("encoder",)),
     Row("head-merge", "head-merge"),
-    Row("bias-missing", "bias-missing"),
+    Row("bias-missing", "bias-missing", {"bias": True}),
     Row("bias-missing", "bias-missing", BERT, ("encoder",)),
     Row("output-bias", "output-bias", {"head_bias": True}),
-    Row("activation", {"activation": "gelu"}),
+    Row("activation", {"activation": "gelu"}, GATED),
     Row("activation", {"activation": "gelu-tanh"}, {"gated": False, "activation": "gelu"}),
     Row("activation", {"activation": "softsign", "layer": 1}, BERT, ("encoder",)),
     Row("activation", {"activation": "relu2"}, ORIGINAL, ("both",)),
-    Row("gate-order", "gate-order"),
-    Row("gate-order", "gate-product"),
+    Row("gate-order", "gate-order", GATED),
+    Row("gate-order", "gate-product", GATED),
     Row("norm-eps", "norm-eps"),
     Row("norm-eps", {"norm-eps": 1, "layer": 1}, ORIGINAL),
     Row("norm-eps", "norm-outside", {**LAYER, "eps": 1e-3}),
     Row("norm-eps", "norm-unbiased", LAYER),
-    Row("norm-placement", {"norm-placement": "swap"}),
-    Row("norm-placement", {"norm-placement": "residual"}),
+    Row("norm-placement", {"norm-placement": "swap"}, PRE),
+    Row("norm-placement", {"norm-placement": "residual"}, PRE),
     Row("norm-placement", {"norm-placement": "swap"}, {"placement": "post"}),
-    Row("norm-missing", "norm-missing"),
-    Row("norm-missing", "norm-doubled"),
+    Row("norm-missing", "norm-missing", PRE),
+    Row("norm-missing", "norm-doubled", PRE),
     Row("norm-missing", "norm-missing-embedding", {"embedding_norm": True}),
     Row("norm-missing", "norm-missing-layer", {"placement": "post"}),
-    Row("norm-missing", "norm-instance", LAYER),
+    Row("norm-missing", "norm-instance", {**LAYER, "residual": "sequential"}),
     Row("norm-offset", "norm-offset"),
     Row("qk-norm", "qk-norm", QK),
-    Row("qk-norm", "qk-norm-order", QK),
+    Row("qk-norm", "qk-norm-order", {**QK, **ROPE}),
     Row("qk-norm", "qk-norm-axis", QK),
-    Row("parallel-residual", "parallel-residual", kinds=_ONE),
-    Row("parallel-residual", "parallel-residual", {"residual": "parallel"}, _ONE),
-    Row("parallel-residual", "parallel-shared", {"residual": "parallel"}, _ONE),
+    Row("parallel-residual", "parallel-residual", PRE, _ONE),
+    Row("parallel-residual", "parallel-residual", {"placement": "pre", "residual": "parallel"}, _ONE),
+    Row("parallel-residual", "parallel-shared", {"placement": "pre", "residual": "parallel"}, _ONE),
     Row("mask-polarity", {"mask-polarity": "ignored"}, rest=_LEFT),
     Row("mask-polarity", {"mask-polarity": "inverted"}, kinds=_ONE, rest=_LEFT),
     Row("mask-polarity", {"mask-polarity": "added"}, rest=_LEFT),
@@ -235,6 +239,41 @@ def grid() -> list[tuple[Planted, str, bool]]:
     return found
 
 
+_HIDDEN = (
+    # One of these hides the other, or the two are one change of the function.
+    {"rope-axis", "rope-frequency", "rope-partial", "rope-pairing", "rope-precision"},
+    {"mask-polarity", "causality", "sliding-window", "cross-mask", "document-leak"},
+    {"norm-placement", "norm-missing", "parallel-residual"},
+    {"expert-routing", "norm-eps"},  # an expert without tokens cannot be asked about others
+)
+
+
+def stacked(size: int, count: int, seed: int = 7) -> list[tuple[Planted, str]]:
+    """A sample of faults that stand together in one model."""
+    chance = random.Random(seed)
+    rows = [r for r in TABLE if r.slug != "unexplained" and not {"layer", "expert"} & set(r.fault)]
+    found: list[tuple[Planted, str]] = []
+    while len(found) < count:
+        chosen = chance.sample(rows, size)
+        slugs = {row.slug for row in chosen}
+        kinds = [k for k in ALL if all(k in row.kinds for row in chosen)]
+        faults = [{row.fault: 1} if isinstance(row.fault, str) else row.fault for row in chosen]
+        items = [item for row in chosen for item in row.config.items()]
+        config = dict(items)
+        styles = ["steps"] if any(_STEPS_ONLY & set(f) for f in faults) else ["steps", "packed"]
+        apart = any(len(slugs & group) > 1 for group in _HIDDEN)
+        if len(slugs) < size or not kinds or apart or any(config[k] != v for k, v in items):
+            continue
+        fault = {k: v for f in faults for k, v in f.items()}
+        rest = {k: v for row in chosen for k, v in row.rest.items()}
+        kind = chance.choice(kinds)
+        if rest and kind == "both":
+            continue
+        planted = Planted(tuple(row.slug for row in chosen), fault, config, kind, **rest)
+        found.append((planted, chance.choice(styles)))
+    return found
+
+
 STACKED = [
     Planted(("attention-scale", "activation"), {"attention-scale": 1, "activation": "gelu"}),
     Planted(("rope-pairing", "norm-eps", "gate-order"), {"rope-pairing": 1, "norm-eps": 1, "gate-order": 1}),
@@ -267,4 +306,4 @@ STACKED = [
     ),
 ]
 
-__all__ = ["IDS", "REAL", "SOUND", "STACKED", "Planted", "grid", "models", "twins"]
+__all__ = ["IDS", "REAL", "SOUND", "STACKED", "Planted", "grid", "models", "stacked", "twins"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +15,10 @@ from isoform.verify.align import Model, Site
 from isoform.verify.diagnose import attention, ending, feed_forward, losses, precision, steps, stream, weights
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pairing import alone, pair, pairs
+from isoform.verify.diagnose.parts import Linear
 from isoform.verify.diagnose.probe import longer, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
-from isoform.verify.diagnose.structure import Linear, Structure
+from isoform.verify.diagnose.structure import Structure
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.record import Recording, record
 from isoform.verify.stepping import Step
@@ -160,12 +163,22 @@ def run(case: Case) -> None:
     others_a, others_b = _others(case.a), _others(case.b)
     for x, y in zip(others_a, others_b, strict=False):
         weights.check_other(case, x, y, last=y is others_b[-1])
-    stream.check(case)
+    ends = case.a.graph.output, case.b.graph.output
+    _guarded(case, "stream", ends, lambda: stream.check(case))
     for x, y in sites:
-        attention.check(case, x, y)
+        _guarded(case, "attention", (x.scores, y.scores), partial(attention.check, case, x, y))
     for x, y in inners:
-        feed_forward.check(case, x, y)
-    ending.check(case)
+        _guarded(case, "feed-forward", (x.out.node, y.out.node), partial(feed_forward.check, case, x, y))
+    _guarded(case, "result", ends, lambda: ending.check(case))
+
+
+def _guarded(case: Case, part: str, nodes: tuple[int, int], check: Callable[[], None]) -> None:
+    """A part that cannot be run on the other model's values is unexplained; the others are said."""
+    try:
+        check()
+    except (RuntimeError, IndexError) as error:
+        words = "runs on these values", "cannot be run on them"
+        case.add("unexplained", case.place(part, *nodes), *words, nodes[1], error=str(error))
 
 
 def _unpaired(case: Case) -> None:

@@ -139,6 +139,16 @@ class Case:
         return found
 
 
+def profile(a: Tensor, b: Tensor) -> dict[str, object]:
+    """Where two values ``[B, T, d]`` differ: by row, position and channel."""
+    error = (a - b).abs() / a.abs().max().clamp(min=1e-30)
+    return {
+        "by_row": error.amax((1, 2)).tolist(),
+        "by_position": error.amax((0, 2)).tolist(),
+        "by_channel": error.amax((0, 1))[:64].tolist(),
+    }
+
+
 def layer_of(model: Model, node: int) -> int | None:
     """The layer that a node is in, counted by self-attention within its stack; None before and after all."""
     structure = model.structure
@@ -164,4 +174,4 @@ def layer_of(model: Model, node: int) -> int | None:
     return before[-1]
 
 
-__all__ = ["HINTS", "Case", "Inner", "Linear", "Raw", "Site", "layer_of", "torch"]
+__all__ = ["HINTS", "Case", "Inner", "Linear", "Raw", "Site", "layer_of", "profile", "torch"]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from isoform.verify.align import Inner, Model, Rows, filled, values_of, whole
-from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.case import Case, profile
+from isoform.verify.diagnose.norms import norm_differs
 from isoform.verify.diagnose.report import Place
-from isoform.verify.diagnose.stream import profile
-from isoform.verify.diagnose.structure import EXPERTS
+from isoform.verify.diagnose.routers import EXPERTS
 from isoform.verify.diagnose.unary import Step, gap, identify
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -93,7 +94,7 @@ def check(case: Case, a: Inner, b: Inner) -> None:
 
 
 def _explain(
-    case: Case, place: Place, a: Body, b: Body, rows: Rows | None, order: int, **evidence: object
+    case: Case, place: Place, a: Body, b: Body, rows: Rows | None, order: int, **evidence: Any
 ) -> None:
     count = len(case.raw)
     if "other" not in (a.form, b.form):
@@ -129,6 +130,7 @@ def check_expert(case: Case, a: Inner, b: Inner) -> None:
         return
     rows: Rows = case.rows[("inner", b.index)]
     columns: Rows | None = case.rows.get(("inner", b.index, "out"))
+    both = (case.a, a), (case.b, b)
     lengths = [m.graph.values[i.sources[0].out].numel() // i.sources[0].weight.shape[0] for m, i in both]
     if 0 in lengths:
         return
@@ -161,7 +163,7 @@ def expert_function(model: Model, inner: Inner) -> Run:
 
 
 def body_function(model: Model, inner: Inner) -> tuple[Run, torch.Size] | None:
-    """A feed-forward network between its maps, and the shape of what it takes; None: it has no clear layout."""
+    """A feed-forward network between its maps, and the shape of what it takes; None: no clear layout."""
     parts = whole(inner.sources)
     if inner.index >= EXPERTS:
         size = sum(s.weight.shape[0] for s in inner.sources)
@@ -293,8 +295,6 @@ def _compare(case: Case, place: Place, a: Body, b: Body, rows: Rows | None, orde
     if (a.after is None) != (b.after is None):
         add("norm-missing", _told(a), _told(b))
     elif a.after is not None and b.after is not None:
-        from isoform.verify.diagnose.stream import norm_differs
-
         norm_differs(case, place, order, a.after, b.after)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.cores import Core
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import gap
-
-if TYPE_CHECKING:
-    from isoform.verify.diagnose.attention import Core
-    from isoform.verify.diagnose.case import Case
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from isoform.verify.align import Model, Site
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pairing import pairs
-from isoform.verify.diagnose.structure import over_keys
+from isoform.verify.diagnose.sites import over_keys
 
 COARSE = 1e-4
 """Relative rounding of an angle or position above which it is not float32's."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from isoform.verify.diagnose.cores import Core
 from isoform.verify.diagnose.rotations import images
 from isoform.verify.diagnose.unary import gap
-
-if TYPE_CHECKING:
-    from isoform.verify.diagnose.attention import Core
 
 SQUARE = 1e-6
 """Off the diagonal below this, relative to it, columns are at right angles."""

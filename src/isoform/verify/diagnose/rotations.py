@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.cores import Core, columns_of
 from isoform.verify.diagnose.unary import gap
-
-if TYPE_CHECKING:
-    from isoform.verify.diagnose.attention import Core
-    from isoform.verify.diagnose.case import Case
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,8 +48,6 @@ class Turning:
 
 def images(core: Core, which: str) -> Tensor | None:
     """What becomes of unit vectors: ``[B, heads, T, channel out, channel in]`` of queries or keys."""
-    from isoform.verify.diagnose.attention import columns_of
-
     columns = columns_of(core, which)
     shape = core.inputs[which].shape
     if columns is None or len({len(c) for c in columns}) != 1:
@@ -152,8 +148,6 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
 
 def _channels(case: Case, a: Core, b: Core, which: str) -> list[int]:
     """For each channel of B's first head the channel of A's that has the same row of the projection."""
-    from isoform.verify.diagnose.attention import columns_of
-
     of_a, of_b = columns_of(a, which), columns_of(b, which)
     rows = case.rows.get(("site", b.site.index, which))
     plain = list(range(b.width))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from isoform.verify.align import Key, Model
 from isoform.verify.diagnose.case import Case
-from isoform.verify.diagnose.structure import Router
+from isoform.verify.diagnose.graph import VIEWS
+from isoform.verify.diagnose.parts import Router
 from isoform.verify.diagnose.unary import gap
 
 CERTAIN = 60.0
@@ -52,9 +53,13 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) ->
             given[tops_b[name]] = case.b.graph.shaped(value, tops_b[name], value.shape[-1])
     if a.linear.weight.shape != b.linear.weight.shape:
         return False
+    reads = _bare(case.a, a.linear.read), _bare(case.b, b.linear.read)
+    value = case.a.of_node(reads[0])
+    if value is not None and case.b.of_node(reads[1], value.shape[-1]) is not None:
+        given[reads[1]] = case.b.graph.shaped(value, reads[1], value.shape[-1])
     try:
         one, two = measure(case.a, a, {}), measure(case.b, b, given)
-    except RuntimeError:  # sizes that hang on which experts were chosen
+    except (RuntimeError, IndexError):  # sizes that hang on which experts were chosen
         return False
     if one is None or two is None or one.alone.shape != two.alone.shape:
         return False
@@ -88,6 +93,13 @@ def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measur
             experts=found,
         )
     return True
+
+
+def _bare(model: Model, node: int) -> int:
+    """Back over views: what the experts read too."""
+    while model.graph.nodes[node].op in VIEWS and model.graph.live_args(node):
+        node = model.graph.live_args(node)[0]
+    return node
 
 
 def _router(model: Model, node: int) -> Router | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.cores import Core, allowed, columns_of, shared_heads
 from isoform.verify.diagnose.query_norms import explain_norms
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.rotations import explain_turns, turning
 from isoform.verify.diagnose.unary import gap
-
-if TYPE_CHECKING:
-    from isoform.verify.diagnose.attention import Core
-    from isoform.verify.diagnose.case import Case
 
 SMALL = 1e-4
 
@@ -51,7 +49,7 @@ def explain_scores(
     elif gap(small_a, small_b) <= case.tolerance * 10 and not (normed_a or normed_b):
         add("unexplained", "bends large scores in one way", "bends them in another")
         return
-    groups = _groups(case, a, b)
+    groups = shared_heads(case, a, b, "k")
     if groups is not None:
         add("kv-head-order", *groups, heads="keys")
     if normed_a != normed_b:
@@ -142,8 +140,6 @@ def _named(scale: float, core: Core) -> str:
 
 def measured_scale(core: Core) -> float | None:
     """Score per q·k where both stand at the same place, from the columns that each head reads."""
-    from isoform.verify.diagnose.attention import allowed, columns_of
-
     q, k = columns_of(core, "q"), columns_of(core, "k")
     if q is None or k is None or len(q) != len(k) or [len(c) for c in q] != [len(c) for c in k]:
         return None
@@ -185,9 +181,3 @@ def _same_cap(a: float | None, b: float | None) -> bool:
 
 def _capped(cap: float | None) -> str:
     return "does not cap scores" if cap is None else f"caps scores at {cap:.4g}"
-
-
-def _groups(case: Case, a: Core, b: Core) -> tuple[str, str] | None:
-    from isoform.verify.diagnose.attention import _groups as groups  # pyright: ignore[reportPrivateUsage]
-
-    return groups(case, a, b, "k")

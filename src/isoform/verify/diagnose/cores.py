@@ -1,0 +1,165 @@
+"""One attention of one model as functions of its projections; which of their columns each head is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from isoform.verify.align import Model, Site, filled
+from isoform.verify.derivatives import derivatives
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.report import Place
+
+FORBIDDEN = 5e3
+"""Scores this far below the largest of their row are masked."""
+
+
+@dataclasses.dataclass(eq=False)
+class Core:
+    """One model's attention as functions of its own projections.
+
+    Args:
+        model: the model.
+        site: the attention.
+        heads: number of heads in the products.
+        inputs: for q, k and v the reference's values in this model's order of columns, ``[B, T, columns]``.
+    """
+
+    model: Model
+    site: Site
+    heads: int
+    inputs: dict[str, Tensor]
+
+    def given(self, **factors: float) -> dict[int, Tensor]:
+        """Values for the projections; a factor of 0 or 2 for q, k or v multiplies them."""
+        out: dict[int, Tensor] = {}
+        for name, parts in (("q", self.site.q), ("k", self.site.k), ("v", self.site.v)):
+            if parts:
+                filled(self.model, parts, self.inputs[name] * factors.get(name, 1.0), out)
+        return out
+
+    def put(self, name: str, value: Tensor) -> dict[int, Tensor]:
+        """Likewise with other values for one of them."""
+        out = self.given()
+        filled(self.model, {"q": self.site.q, "k": self.site.k, "v": self.site.v}[name], value, out)
+        return out
+
+    def logits(self, given: dict[int, Tensor]) -> Tensor:
+        """What goes into the softmax, but for what is the same for all keys; ``[B, heads, T, S]``."""
+        value = self.model.graph.evaluate(self.site.logits, given)
+        return value.reshape(self.model.graph.batch, -1, *value.shape[-2:])
+
+    def operand(self, which: str, given: dict[int, Tensor]) -> Tensor:
+        """Queries, keys or values as they go into the products, ``[B, heads, T, channels]``."""
+        node = {"q": self.site.query, "k": self.site.key, "v": self.site.value}[which]
+        value = self.model.graph.evaluate(node, given)
+        if which == "k" and self.site.key_columns:
+            value = value.transpose(-1, -2)
+        if which == "q" and not self.site.key_columns:
+            value = value.transpose(-1, -2) if value.shape[-2] == self.width else value
+        if which == "q":  # the queries of heads that share keys may lie one below the other
+            return value.reshape(self.model.graph.batch, self.heads, -1, value.shape[-1])
+        return value.reshape(self.model.graph.batch, -1, *value.shape[-2:])
+
+    @property
+    def width(self) -> int:
+        """Channels of a head."""
+        value = self.model.graph.values[self.site.query]
+        return value.shape[-1]
+
+
+def allowed(base: Tensor) -> Tensor:
+    """Where a score can still win a share of the weight."""
+    top = base.nan_to_num(neginf=-1e30).amax(-1, keepdim=True)
+    return base > top - FORBIDDEN
+
+
+def columns_of(core: Core, which: str) -> list[list[int]] | None:
+    """For each head the columns of a projection that it is made of."""
+    given = {n: v.detach().requires_grad_() for n, v in core.given().items()}
+    operand = core.operand(which, given)
+    parts = {"q": core.site.q, "k": core.site.k, "v": core.site.v}[which]
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(operand.shape, generator=generator, dtype=operand.dtype)
+    found: list[list[int]] = []
+    for head in range(operand.shape[1]):
+        leaves = [given[p.linear.out] for p in parts]
+        pick = (operand[:, head] * weight[:, head]).sum()
+        grads = derivatives(pick, leaves)
+        columns: list[int] = []
+        at = 0
+        for part, grad in zip(parts, grads, strict=True):
+            if grad is not None:
+                used = grad.reshape(-1, part.linear.weight.shape[0]).abs().sum(0)[part.columns]
+                columns += [at + int(c) for c in (used > 0).nonzero()[:, 0]]
+            at += len(part.columns)
+        found.append(columns)
+    shared = core.heads // max(len(found), 1)  # heads side by side in one product with the same keys
+    return [columns for columns in found for _ in range(shared)] if which != "q" else found
+
+
+def paired_heads(case: Case, place: Place, a: Core, b: Core) -> Tensor:
+    """For each head of B the head of A that reads the same rows of the query projection."""
+    same = torch.arange(b.heads)
+    rows = case.rows.get(("site", b.site.index, "q"))
+    if rows is None or a.heads != b.heads:
+        return same
+    of_a, of_b = columns_of(a, "q"), columns_of(b, "q")
+    if of_a is None or of_b is None:
+        return same
+    sets = [frozenset(s) for s in of_a]
+    if len(set(sets)) < len(sets) or {len(s) for s in of_a} != {len(s) for s in of_b}:
+        return same  # normalised over all heads, so that each depends on all columns
+    found: list[int] = []
+    for columns in of_b:
+        wanted = frozenset(int(rows.index[c]) for c in columns)
+        if wanted not in sets:
+            case.add(
+                "qkv-packing",
+                place,
+                "gives the first head query channels " + _few(of_a[0]),
+                "gives it " + _few([int(rows.index[c]) for c in of_b[0]]),
+                b.site.query,
+            )
+            return same
+        found.append(sets.index(wanted))
+    return torch.tensor(found)
+
+
+def _few(columns: list[int]) -> str:
+    return ", ".join(map(str, columns[:6])) + (" …" if len(columns) > 6 else "")
+
+
+def shared_heads(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | None:
+    """How heads share key and value heads, where that differs."""
+    of_a, of_b = columns_of(a, which), columns_of(b, which)
+    rows = case.rows.get(("site", b.site.index, which))
+    if of_a is None or of_b is None or len(of_a) != len(of_b) or not all(of_a) or not all(of_b):
+        return None
+    heads = _silent_heads(case, a, b)
+    moved = of_b if rows is None else [sorted(int(rows.index[c]) for c in columns) for columns in of_b]
+    if all(sorted(of_a[int(heads[h])]) == sorted(moved[h]) for h in range(len(moved))):
+        return None
+    groups_a, groups_b = _pattern(of_a), _pattern(moved)
+    if groups_a is None or groups_b is None or len(set(groups_a)) != len(set(groups_b)):
+        return None
+    return (f"gives its heads the key–value heads {_row(groups_a)}", f"gives them {_row(groups_b)}")
+
+
+def _silent_heads(case: Case, a: Core, b: Core) -> Tensor:
+    before = list(case.raw)
+    heads = paired_heads(case, Place("", None, "", "", "", ""), a, b)
+    case.raw = before
+    return heads
+
+
+def _pattern(columns: list[list[int]]) -> list[int] | None:
+    sets = [tuple(sorted(c)) for c in columns]
+    order = sorted(set(sets))
+    return [order.index(s) for s in sets]
+
+
+def _row(groups: list[int]) -> str:
+    return ", ".join(map(str, groups[:16])) + (" …" if len(groups) > 16 else "")

@@ -1,0 +1,91 @@
+"""From the weights of an attention to what the output projection reads."""
+
+from __future__ import annotations
+
+import torch
+
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.cores import Core, shared_heads
+from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.unary import gap
+
+
+def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
+    """From weights and values to the output projection."""
+    out_a, out_b = a.site.out, b.site.out
+    assert out_a is not None and out_b is not None
+    kv = shared_heads(case, a, b, "v")
+    if kv is not None:
+        case.add("kv-head-order", place, kv[0], kv[1], b.site.value, heads="values")
+    weights_a, weights_b = _used(a), _used(b)
+    if weights_a != weights_b:
+        case.add(
+            "unexplained",
+            place,
+            "mixes with the weights of the softmax" if weights_a else "changes the weights after the softmax",
+            "mixes with the weights of the softmax" if weights_b else "changes the weights after the softmax",
+            b.site.mix,
+        )
+    if kv is not None or a.heads != b.heads:
+        return
+    mixed_a, mixed_b = a.model.graph.values[a.site.mix], b.model.graph.values[b.site.mix]
+    if mixed_a.shape != mixed_b.shape:
+        return
+    # The same context in both: does the merge give the same?
+    rows = case.rows.get(("site", b.site.index, "q"))
+    if rows is not None and not rows.plain:
+        return
+    columns = case.rows.get(("site", b.site.index, "out"))
+    merged = b.model.graph.evaluate(out_b.read, {b.site.mix: mixed_a.reshape(mixed_b.shape)})
+    width = out_b.weight.shape[1]
+    theirs = b.model.graph.canonical(merged, width, out_b.read)
+    ours = a.model.graph.canonical(a.model.graph.values[out_a.read], width, out_a.read)
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return
+    if columns is not None:
+        ours = ours[..., columns.index]
+    difference = case.differ(ours, theirs, role)
+    if difference <= case.tolerance:
+        return
+    clean_a, clean_b = _own_rows(a), _own_rows(b)
+    if clean_a != clean_b:
+        right, wrong = "puts the heads of a position side by side", "mixes positions when it merges heads"
+        case.add("head-merge", place, right if clean_a else wrong, right if clean_b else wrong, out_b.read)
+    elif gap(ours.sort(-1).values, theirs.sort(-1).values) < 1e-6:
+        case.add(
+            "head-merge",
+            place,
+            "merges heads in one order of channels",
+            "merges them in another",
+            out_b.read,
+        )
+    else:
+        case.add(
+            "unexplained", place, "hands the context on in one way", "hands it on in another", out_b.read
+        )
+
+
+def _own_rows(core: Core) -> bool:
+    """Whether what the output projection reads at the first position comes from that query alone."""
+    assert core.site.out is not None
+    graph = core.model.graph
+    context = graph.values[core.site.mix].detach().clone().requires_grad_()
+    out = graph.evaluate(core.site.out.read, {core.site.mix: context})
+    width = core.site.out.weight.shape[1]
+    rows = graph.canonical(out, width, core.site.out.read)
+    assert rows is not None
+    (grad,) = torch.autograd.grad(rows[0, 0].sum(), context)
+    flat = grad.reshape(graph.batch, -1, *grad.shape[-2:])
+    touched = (flat[0].abs().sum((0, 2)) > 0).sum()
+    return int(touched) <= 1
+
+
+def _used(core: Core) -> bool:
+    """The weights of the softmax are those that values are mixed with."""
+    graph = core.model.graph
+    weights, softmax = graph.values[core.site.weights], graph.values[core.site.softmax]
+    if weights.numel() != softmax.numel():
+        return False
+    soft = softmax.reshape(-1).nan_to_num()
+    ways = (weights, weights.transpose(-1, -2))  # axes of heads may be merged, or keys lie before queries
+    return any(gap(way.reshape(-1).nan_to_num(), soft) < 1e-9 for way in ways)

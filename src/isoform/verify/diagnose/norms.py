@@ -1,0 +1,104 @@
+"""Two norms compared: ε, gain, bias, and whose they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.unary import Step, close
+from isoform.verify.diagnose.wiring import Wire
+
+
+def beside_attention(case: Case, wire: Wire) -> bool:
+    """Whether a feed-forward network reads the same point of the stream as an attention, in both models."""
+    if wire.what != "read" or wire.name[0] != "inner":
+        return False
+    found: list[bool] = []
+    for model in (case.a, case.b):
+        own = model.structure.tops(model.reads[wire.name[:2]])
+        reads = [node for key, node in model.reads.items() if key[0] == "site"]
+        found.append(any(model.structure.tops(node) == own for node in reads))
+    return all(found)
+
+
+def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None:
+    assert a.gain is not None and b.gain is not None and a.bias is not None and b.bias is not None
+    add = lambda kind, x, y, **e: case.add(kind, place, x, y, order, **e)  # noqa: E731
+    width = len(a.gain)
+    if a.norm != b.norm:
+        add(
+            "unexplained",
+            f"applies {str(a).split(' with')[0]} here",
+            f"applies {str(b).split(' with')[0]} here",
+            hint="the kind of norm differs: one subtracts the mean and the other does not",
+        )
+    ratio = b.gain / a.gain
+    unbiased = ((width - 1) / width) ** 0.5
+    factor = float(ratio.median())
+    bessel = min(abs(factor - unbiased), abs(factor - 1 / unbiased)) < 1e-6 and float(ratio.std()) < 1e-6
+    if bessel:
+        n, m = (f"n = {width}", f"n − 1 = {width - 1}")
+        add(
+            "norm-eps",
+            f"divides the variance by {n if factor < 1 else m}",
+            f"divides it by {m if factor < 1 else n}",
+        )
+    elif a.outside != b.outside:
+        said_a, said_b = ("outside" if s.outside else "inside" for s in (a, b))
+        add("norm-eps", f"adds ε {said_a} the root", f"adds it {said_b}", reference=a.eps, candidate=b.eps)
+    elif not _equal_eps(a.eps, b.eps):
+        add("norm-eps", f"uses ε = {a.eps:.3g}", f"uses ε = {b.eps:.3g}", reference=a.eps, candidate=b.eps)
+    foreign: dict[str, str | None] = {}
+    if not bessel and not close(a.gain, b.gain, 1e-6):
+        offset = b.gain - a.gain
+        if abs(abs(float(offset.mean())) - 1) < 1e-5 and float(offset.std()) < 1e-5:
+            more, less = "multiplies by 1 + w", "multiplies by w"
+            up = float(offset.mean()) > 0
+            add("norm-offset", less if up else more, more if up else less)
+        elif float((b.gain - b.gain[0]).abs().max()) < 1e-6 or float((a.gain - a.gain[0]).abs().max()) < 1e-6:
+            flat_a, flat_b = (float((s.gain - s.gain[0]).abs().max()) < 1e-6 for s in (a, b))  # type: ignore[operator,index]
+            add(
+                "norm-missing",
+                "has no gain of its own" if flat_a else "multiplies by a gain",
+                "has no gain of its own" if flat_b else "multiplies by a gain",
+            )
+        else:
+            foreign["gain"] = _whose(case, b.gain)
+    if (
+        not close(a.bias, b.bias, 1e-6)
+        and float(torch.maximum(a.bias.abs().max(), b.bias.abs().max())) > 1e-9
+    ):
+        none_a, none_b = float(a.bias.abs().max()) == 0, float(b.bias.abs().max()) == 0
+        if none_a or none_b:
+            add(
+                "bias-missing",
+                "adds no bias after the norm" if none_a else "adds a bias after the norm",
+                "adds none" if none_b else "adds one",
+            )
+        else:
+            foreign["bias"] = _whose(case, b.bias)
+    if foreign:
+        known = None not in foreign.values()
+        add(
+            "norm-missing" if known else "tie-lost",
+            f"uses its own {' and '.join(foreign)} here",
+            "uses another norm's" if known else "uses others, that are not in the checkpoint",
+            found=foreign,
+        )
+
+
+def _equal_eps(a: float, b: float) -> bool:
+    if max(a, b) < 1e-14:
+        return True
+    return min(a, b) / max(a, b) > 0.97
+
+
+def _whose(case: Case, vector: Tensor) -> str | None:
+    for name, value in case.a.recording.parameters.items():
+        if value.dim() == 1 and value.shape == vector.shape and value.is_floating_point():
+            for shift in (0.0, 1.0):
+                if close(value.double() + shift, vector, 1e-5):
+                    return name
+    return None

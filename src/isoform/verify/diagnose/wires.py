@@ -1,0 +1,215 @@
+"""What happens to the vectors of tokens between two points of the stream, step by step in both models."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isoform.verify.align import Model
+from isoform.verify.diagnose import pooling
+from isoform.verify.diagnose.case import Case, layer_of, profile
+from isoform.verify.diagnose.norms import beside_attention, norm_differs
+from isoform.verify.diagnose.positions import explain_shift
+from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.unary import Step, describe, gap, said
+from isoform.verify.diagnose.wiring import Wire, reader, tops
+
+Described = tuple[Wire, Wire, list[Step], list[Step]]
+
+
+def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
+    described: list[tuple[Wire, Wire, list[Step], list[Step]]] = []
+    for wa, wb in wires:
+        described.append((wa, wb, _steps(case.a, wa), _steps(case.b, wb)))
+    described = [d for d in described if not _left_behind(case, d, described)]
+    lost = [d for d in described if _norms(d[2]) > _norms(d[3]) and not _unknown(d[2], d[3])]
+    gained = [d for d in described if _norms(d[2]) < _norms(d[3]) and not _unknown(d[2], d[3])]
+    moved = bool(lost and gained)
+    silent: dict[int, tuple[Wire, Wire, list[Step], list[Step]]] = {}
+    spoken: set[int] = set()
+    for wa, wb, sa, sb in described:
+        count = len(case.raw)
+        place = _place(case, wa, wb)
+        said_a, said_b = _told(sa), _told(sb)
+        if _unknown(sa, sb):
+            kind = "pooling" if _pools(sa) or _pools(sb) else "unexplained"
+            if kind == "pooling":
+                place = dataclasses.replace(place, layer=None)
+            case.add(
+                kind, place, f"{said_a} here", f"{said_b} here", wb.target, profile=_profile(case, wa, wb)
+            )
+        elif _norms(sa) != _norms(sb):
+            kind = "norm-placement" if moved or _is_added(wb) else "norm-missing"
+            case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
+            if not moved:
+                _steps_differ(case, place, wa, wb, sa, sb)
+        else:
+            _steps_differ(case, place, wa, wb, sa, sb)
+        if len(case.raw) > count:
+            spoken.add(wb.target)
+        else:
+            silent[wb.target] = (wa, wb, sa, sb)
+    for target, (wa, wb, sa, sb) in silent.items():
+        if target not in spoken:
+            place = _place(case, wa, wb)
+            case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
+    if moved:
+        _joined(case)
+
+
+def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
+    """A norm behind a sum in one model, before its only reader in the other, the sum going no further."""
+    wa, wb, sa, sb = this
+    if _norms(sa) == _norms(sb) or _unknown(sa, sb) or wb.what == "add":
+        return False
+    for model, wire in ((case.a, wa), (case.b, wb)):
+        above = {wire.source, *model.structure.tops(wire.source)}
+        state = next((t for t in above if t in (*model.structure.states, *model.structure.entries)), None)
+        key = None if state is None else model.state_key(state)
+        if not any(key in tops(model, n) for n in model.structure.states if n != state):
+            return any(
+                _norms(x[2]) - _norms(x[3]) == _norms(sb) - _norms(sa) and not _unknown(x[2], x[3])
+                for x in others
+                if x is not this
+            )
+    return False
+
+
+def _joined(case: Case) -> None:
+    """A norm that moved is one finding, with what each place does in the evidence."""
+    moved = [r for r in case.raw if r.kind == "norm-placement"]
+    for raw in moved:
+        raw.evidence = {"reference": raw.reference, "candidate": raw.candidate, **raw.evidence}
+    reads = [r for r in moved if "read by" in r.place.part]
+    first = (reads or moved)[0]
+    normed = "Norm" in first.reference
+    inside, outside = "normalises what a sublayer reads", "normalises what is left in the stream"
+    for raw in moved:
+        raw.reference, raw.candidate = (inside, outside) if normed == bool(reads) else (outside, inside)
+        raw.place = dataclasses.replace(raw.place, part="norm: " + raw.place.part)
+
+
+def _steps(model: Model, wire: Wire) -> list[Step]:
+    value = model.of_node(wire.source)
+    if value is None:
+        return [Step("other")]
+    if pooling.is_pooled(model, wire.source, wire.target):
+        return pooling.steps(model, wire.source, wire.target)
+    held = tuple(n for n in wire.held if n != wire.source)
+    return describe(model, wire.source, wire.target, value.shape[-1], value.shape, held)
+
+
+def _unknown(*steps: list[Step]) -> bool:
+    return any(s.kind == "other" for found in steps for s in found)
+
+
+def _norms(steps: list[Step]) -> int:
+    return sum(s.kind == "norm" for s in steps)
+
+
+def _pools(steps: list[Step]) -> str:
+    return next((s.words for s in steps if s.kind == "pool"), "")
+
+
+def _told(steps: list[Step]) -> str:
+    return ", then ".join(_verb(str(s)) for s in steps)
+
+
+def _verb(text: str) -> str:
+    return f"applies {text}" if text[0].isupper() else ("computes " + text if text.startswith("a ") else text)
+
+
+def _is_added(wire: Wire) -> bool:
+    return wire.what == "add"
+
+
+def _place(case: Case, wa: Wire, wb: Wire) -> Place:
+    place = case.place(_part(case, wb), wa.target, wb.target)
+    if wb.what == "read" and wb.name[0] == "site":  # memory is read in another stream than it stands in
+        site = next(s for s in case.a.structure.sites if s.index == wb.name[1])
+        place = dataclasses.replace(place, layer=layer_of(case.a, site.query))
+    return place
+
+
+def _part(case: Case, wire: Wire) -> str:
+    if wire.what == "read":
+        return f"stream as read by {reader(case, wire.name)}"
+    if wire.source in case.b.structure.entries:
+        return "embedding"
+    return "sum of the stream" if wire.what == "add" else "stream after the sum"
+
+
+def _profile(case: Case, wa: Wire, wb: Wire) -> dict[str, object]:
+    value, out = case.a.of_node(wa.source), case.a.of_node(wa.target)
+    if value is None or out is None or wa.held:
+        return {}
+    found = case.b.graph.evaluate(
+        wb.target, {wb.source: case.b.graph.shaped(value, wb.source, value.shape[-1])}
+    )
+    other = case.b.graph.canonical(found, out.shape[-1], wb.target)
+    return {} if other is None else profile(out, other)
+
+
+def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], sb: list[Step]) -> None:
+    """Both are made of the same kinds of steps; which of their values differ?"""
+    norms = [
+        (x, y)
+        for x, y in zip(
+            [s for s in sa if s.kind == "norm"], [s for s in sb if s.kind == "norm"], strict=False
+        )
+    ]
+    count = len(case.raw)
+    for x, y in norms:
+        norm_differs(case, place, wb.target, x, y)
+    for raw in case.raw[count:]:
+        if raw.kind == "norm-missing" and "found" in raw.evidence and beside_attention(case, wb):
+            raw.kind = "parallel-residual"
+    if _pools(sa) != _pools(sb):
+        at = dataclasses.replace(place, layer=None)
+        case.add("pooling", at, _pools(sa), _pools(sb), wb.target)
+    affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
+    affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
+    _affine(case, place, wa, wb, affine_a, affine_b)
+
+
+def _affine(case: Case, place: Place, wa: Wire, wb: Wire, a: Step, b: Step) -> None:
+    entry = wb.source in case.b.structure.entries and wb.what == "trunk"
+    role = case.a.role(wa.source)
+    table = 1.0
+    if entry:
+        va, vb = case.a.of_node(wa.source), case.b.of_node(wb.source)
+        assert va is not None and vb is not None
+        table = float((va * vb).sum() / va.square().sum())
+    scale_b = b.scale * table if entry else b.scale
+    if not _equal_scales(a.scale, scale_b, case.constants):
+        kind = "embedding-scale" if entry else "softcap"
+        what = "token vectors" if entry else "this branch"
+        evidence: dict[str, Any] = {}
+        if isinstance(a.scale, float) and isinstance(scale_b, float):
+            evidence = {"ratio": scale_b / a.scale if a.scale else float("inf")}
+        case.add(
+            kind,
+            place,
+            f"multiplies {what} by {said(a.scale)}",
+            f"multiplies {'them' if entry else 'it'} by {said(scale_b)}",
+            wb.target,
+            **evidence,
+        )
+    if wb.what == "add" and not entry:
+        return
+    zero = case.a.of_node(wa.target)
+    assert zero is not None
+    shift_a = torch.zeros_like(zero) if a.shift is None else a.shift
+    shift_b = torch.zeros_like(shift_a) if b.shift is None else b.shift
+    if shift_a.shape == shift_b.shape and case.differ(shift_a, shift_b, role) > 1e-6:
+        explain_shift(case, place, shift_a, shift_b, role, wb.target)
+
+
+def _equal_scales(a: float | Tensor, b: float | Tensor, tolerance: float) -> bool:
+    x, y = torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)
+    if x.dim() != y.dim():
+        x, y = torch.broadcast_tensors(x, y)
+    return gap(x, y) < tolerance
