@@ -12,11 +12,12 @@ import torch
 from isoform.checkpoints import families, probe
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.checked import Checked
+from isoform.checkpoints.entries import FamilyMapping
 from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.folder_vocabularies import Found, find
 from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.keys import IRRELEVANT, Keys, understood
-from isoform.checkpoints.mapping import actual_names, load_weights, save_weights
+from isoform.checkpoints.mapping import Weights, load_weights, save_weights
 from isoform.checkpoints.protocol import read_protocol, write_protocol
 from isoform.checkpoints.relayout import with_layout
 from isoform.checkpoints.shards import SINGLE, open_folder
@@ -26,7 +27,7 @@ from isoform.config import ModelConfig, PoolingHead, difference
 from isoform.config.files import write_text
 from isoform.config.protocol import Protocol
 from isoform.data.tokenizer import Template
-from isoform.errors import ArtifactError, CheckError, IsoformError, did_you_mean
+from isoform.errors import ArtifactError, IsoformError, did_you_mean
 
 Pooling = Literal["mean", "first", "last"]
 _ALPHABETS = {"grapheme_chars", "phoneme_chars"}
@@ -125,7 +126,9 @@ def load(
     if found is not None:
         _refuse_foreign(found, config, folder)
         protocol = _with_template(protocol, found.source.template, config)
-    provenance = {"format": "hf", "family": family.model_type, "folder": folder.name, "config": table}
+    provenance: dict[str, Any] = {
+        "format": "hf", "family": family.model_type, "folder": folder.name, "config": table,
+    }  # fmt: skip
     if found is not None and found.came is not None:
         provenance["tokenizer"] = found.came
     source = None if found is None or config.source is None else found.source
@@ -204,27 +207,10 @@ def _checked(bundle: Bundle, folder: Path) -> probe.ProbeReport:
     return probe.compare(before, probe.record(load(folder).model, bundle.protocol))
 
 
-def unchanged(bundle: Bundle, folder: Path, *, unpickle: bool = False) -> int:
-    """Turn an opened checkpoint back into its tensors and compare them with the file's, bit for bit.
-
-    Returns:
-        How many there are.
-
-    Raises:
-        CheckError: one differs.
-    """
-    family, kind, config, _ = read_config(folder)
-    weights = open_folder(folder, unpickle=unpickle)
-    mapping = family.mapping(config)
-    names = actual_names(mapping, weights)
-    written = save_weights(bundle.model, mapping, bare=False)
-    for name, tensor in written.items():
-        real = names.get(name)
-        if real is None:  # stored under its other name
-            real = next(names[tie.theirs] for tie in mapping.ties if tie.of == name and tie.theirs in names)
-        if not torch.equal(weights.view(real).to(tensor.dtype), tensor.cpu()):
-            raise CheckError(f"{folder}: {name} does not come back as it was; kind of head: {kind}")
-    return len(written)
+def opened(folder: Path, config: ModelConfig, *, unpickle: bool) -> tuple[FamilyMapping, Weights]:
+    """The tensors of a folder and what they correspond to, to compare a network with what it came from."""
+    family, _, _, _ = read_config(folder)
+    return family.mapping(config), open_folder(folder, unpickle=unpickle)
 
 
 def _expressed(bundle: Bundle, name: str | None) -> tuple[Family, dict[str, Any], HeadKind]:

@@ -43,7 +43,29 @@ def load(path: Path, *, dtype: torch.dtype | None = None, device: torch.device |
         ArtifactError: a quantised version, a length that does not fit the header, rotary tables of another
             base.
     """
-    raw = path.read_bytes()[:256]
+    config, weights, length = _open(path)
+    model = skeleton(config)
+    load_weights(model, _mapping(), weights, dtype=dtype, device=device)
+    tokenizer = _beside(path)
+    provenance: Mapping[str, Any] = {
+        "format": "llama2.c",
+        "file": path.name,
+        "config": {"max_position_embeddings": length},
+        "family": "llama",
+    }
+    protocol = Protocol(pad_id=0, eos_ids=(2,), start=(1,))
+    return Bundle(model.eval(), config, tokenizer, None, protocol, provenance)
+
+
+def opened(path: Path) -> tuple[FamilyMapping, Flat]:
+    """The tensors of a file and what they correspond to, to compare a network with what it came from."""
+    _, weights, _ = _open(path)
+    return _mapping(), weights
+
+
+def _open(path: Path) -> tuple[ModelConfig, Flat, int]:
+    """Architecture, tensors, and the longest text of the file's tables."""
+    raw = _head(path)
     legacy = struct.unpack("<I", raw[:4])[0] != MAGIC
     if not legacy and struct.unpack("<i", raw[4:8])[0] != 1:
         raise ArtifactError(
@@ -60,17 +82,12 @@ def load(path: Path, *, dtype: torch.dtype | None = None, device: torch.device |
     weights = Flat(path, _layout(sizes, shared, legacy), 28 if legacy else 256)
     if legacy:
         _check_angles(weights, path, d // heads, length)
-    model = skeleton(config)
-    load_weights(model, _mapping(config), weights, dtype=dtype, device=device)
-    tokenizer = _beside(path)
-    provenance: Mapping[str, Any] = {
-        "format": "llama2.c",
-        "file": path.name,
-        "config": {"max_position_embeddings": length},
-        "family": "llama",
-    }
-    protocol = Protocol(pad_id=0, eos_ids=(2,), start=(1,))
-    return Bundle(model.eval(), config, tokenizer, None, protocol, provenance)
+    return config, weights, length
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(256)
 
 
 class Flat:
@@ -144,7 +161,7 @@ def _layout(sizes: tuple[int, ...], shared: bool, legacy: bool) -> dict[str, tup
     }  # fmt: skip
 
 
-def _mapping(config: ModelConfig) -> FamilyMapping:
+def _mapping() -> FamilyMapping:
     names = dict(zip((name for name, _ in QKV), ("wq", "wk", "wv"), strict=True))
     layer = (
         Module("attention.before", "attention_norm"),

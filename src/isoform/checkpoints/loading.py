@@ -7,7 +7,17 @@ from typing import Literal, get_args
 
 import torch
 
-from isoform.checkpoints import adapter, artifact, ctranslate2, gguf, huggingface, llama2c, onnx, torch_folder
+from isoform.checkpoints import (
+    adapter,
+    artifact,
+    ctranslate2,
+    gguf,
+    huggingface,
+    llama2c,
+    mapping,
+    onnx,
+    torch_folder,
+)
 from isoform.checkpoints.bundle import Bundle
 from isoform.errors import ArtifactError
 
@@ -56,6 +66,36 @@ def load(
     if llama2c.is_llama2c(path):
         return llama2c.load(path, dtype=dtype, device=device)
     raise ArtifactError(f"{path}: not an Isoform artifact, nor a checkpoint of a known family")
+
+
+def unchanged(bundle: Bundle, path: str | Path, *, unpickle: bool = False) -> int | None:
+    """Turn an opened checkpoint back into its tensors and compare them with the file's, bit for bit.
+
+    Quantised ones are compared as the floating numbers that they stand for.
+
+    Args:
+        bundle: what `load` made of the checkpoint, its weights as stored.
+        path: the checkpoint.
+        unpickle: as for `load`.
+
+    Returns:
+        How many tensors there are; None for an artifact, whose own probe says more.
+
+    Raises:
+        CheckError: one differs.
+    """
+    path = Path(path)
+    if artifact.is_artifact(path):
+        return None
+    if torch_folder.is_torch_folder(path):
+        rules, weights = torch_folder.opened(path, bundle.model)
+    elif ctranslate2.is_ctranslate2(path):
+        rules, weights = ctranslate2.opened(path)
+    elif huggingface.is_checkpoint(path):
+        rules, weights = huggingface.opened(path, bundle.config, unpickle=unpickle)
+    else:
+        rules, weights = gguf.opened(path) if gguf.is_gguf(path) else llama2c.opened(path)
+    return mapping.unchanged(bundle.model, rules, weights)
 
 
 Format = Literal["hf", "torch", "ctranslate2", "onnx"]

@@ -14,7 +14,7 @@ from isoform.checkpoints import operations as op
 from isoform.checkpoints.entries import FamilyMapping, Rule
 from isoform.checkpoints.shards import Shards
 from isoform.checkpoints.weights import fill, refuse_strangers, roomy
-from isoform.errors import ArtifactError
+from isoform.errors import ArtifactError, CheckError
 from isoform.nn import Transformer
 
 
@@ -79,6 +79,15 @@ def load_weights(
         )
     wide = dtype or _widest(kinds)
 
+    places: set[int] = set()
+
+    def own(tensor: Tensor) -> Tensor:
+        """Formats store equal tensors once; two parameters that are not tied must not share their memory."""
+        if tensor.numel() and tensor.data_ptr() in places:
+            tensor = tensor.clone()
+        places.add(tensor.data_ptr())
+        return tensor
+
     def values() -> Iterator[tuple[str, Tensor]]:
         for rule in rules:
             if not rule.steps:
@@ -91,9 +100,29 @@ def load_weights(
             else:
                 result = rule.load([weights.read(actual[name]) for name in rule.theirs])
             for name, tensor in zip(rule.ours, result, strict=True):
-                yield name, tensor.to(device=device, dtype=wide)
+                yield name, own(tensor.to(device=device, dtype=wide))
 
     fill(model, values())
+
+
+def unchanged(model: Transformer, mapping: FamilyMapping, weights: Weights) -> int:
+    """Turn a network back into the tensors that it was filled from, and compare them bit for bit.
+
+    Returns:
+        How many there are.
+
+    Raises:
+        CheckError: one differs.
+    """
+    names = actual_names(mapping, weights)
+    written = save_weights(model, mapping, bare=False)
+    for name, tensor in written.items():
+        real = names.get(name)
+        if real is None:  # stored under its other name
+            real = next(names[tie.theirs] for tie in mapping.ties if tie.of == name and tie.theirs in names)
+        if not torch.equal(weights.view(real).to(tensor.dtype), tensor.cpu()):
+            raise CheckError(f"{weights.where}: {real} does not come back as it was")
+    return len(written)
 
 
 def save_weights(

@@ -113,8 +113,18 @@ def compare(saved: Mapping[str, Any], found: Mapping[str, Any]) -> ProbeReport:
     """Hold a fresh run against the recorded one.
 
     Raises:
-        CheckError: the first thing that differs, in the order positions, layers, scores, tokens.
+        CheckError: the first thing that differs, in the order positions, layers, scores, tokens; or a record
+            that holds more or fewer numbers than a run does.
     """
+    try:
+        return _compared(saved, found)
+    except (ValueError, IndexError):
+        raise CheckError(
+            "check: the recorded probe holds another count of numbers than a run gives"
+        ) from None
+
+
+def _compared(saved: Mapping[str, Any], found: Mapping[str, Any]) -> ProbeReport:
     for place, value in saved["positions"].items():
         if found["positions"].get(place) != value:
             raise CheckError(

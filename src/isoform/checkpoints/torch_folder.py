@@ -99,10 +99,15 @@ def load(
             raise ArtifactError(f"{folder / MARK}: {error}") from None
         target, source = artifact.read_tokenizers(state["vocabularies"], folder)
     model = skeleton(config)
-    weights = Shards(folder, [SafetensorsFile(folder / name) for name in (STACKS, AROUND)])
-    load_weights(model, _mapping(model), weights, dtype=dtype, device=device)
+    load_weights(model, *opened(folder, model), dtype=dtype, device=device)
     provenance = {"format": "torch", "folder": folder.name}
     return Bundle(model.eval(), config, target, source, protocol, provenance)
+
+
+def opened(folder: Path, model: Transformer) -> tuple[FamilyMapping, Shards]:
+    """The tensors of a folder and what they correspond to, to compare a network with what it came from."""
+    weights = Shards(folder, [SafetensorsFile(folder / name) for name in (STACKS, AROUND)])
+    return _mapping(model), weights
 
 
 def _stacks(config: ModelConfig) -> dict[str, Stack]:

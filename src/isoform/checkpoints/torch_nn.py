@@ -8,6 +8,7 @@ network, `to_torch` makes a module of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from isoform.config.presets.build import attention, two_layer
 from isoform.errors import ArtifactError
 from isoform.nn import Transformer
 
+# A function and not nn.GELU: decoder layers that are copied forget an activation that is a module.
+GELU_TANH = functools.partial(F.gelu, approximate="tanh")
 Module = nn.Transformer | nn.TransformerEncoder
 
 
@@ -190,6 +193,10 @@ def _activation(function: Any) -> ActivationName:
         return "gelu"
     if isinstance(function, nn.GELU):
         return "gelu" if function.approximate == "none" else "gelu_tanh"
+    if isinstance(function, functools.partial):
+        partial: functools.partial[Any] = function
+        if partial.func is F.gelu and not partial.args and partial.keywords == GELU_TANH.keywords:
+            return "gelu_tanh"
     if function is F.silu or isinstance(function, nn.SiLU):
         return "silu"
     raise ArtifactError(f"activation {function!r} is not supported; known: relu, gelu, silu")
@@ -200,7 +207,7 @@ def _make(stack: Stack, d_model: int, *, cross: bool) -> Any:
     network, norm = layer.feed_forward, layer.norm
     assert isinstance(network, TwoLayer)
     functions: dict[ActivationName, Any] = {
-        "relu": F.relu, "gelu": F.gelu, "gelu_tanh": nn.GELU("tanh"), "silu": F.silu,
+        "relu": F.relu, "gelu": F.gelu, "gelu_tanh": GELU_TANH, "silu": F.silu,
     }  # fmt: skip
     kind = nn.TransformerDecoderLayer if cross else nn.TransformerEncoderLayer
     made = kind(

@@ -61,7 +61,7 @@ class SafetensorsFile:
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._start = 8 + length
         self._header = header
-        self._storage: torch.UntypedStorage | None = None
+        self._storage: Any = None
         unknown = {name: e["dtype"] for name, e in header.items() if e["dtype"] not in DTYPES}
         if unknown:
             name, dtype = next(iter(unknown.items()))

@@ -39,14 +39,15 @@ def command(
     """
     import torch
 
-    from isoform.checkpoints import huggingface, load
+    from isoform.checkpoints import load
+    from isoform.checkpoints.loading import unchanged
     from isoform.config import difference_in_words
 
     kind = None if dtype is None else getattr(torch, dtype)
     bundle = load(source, dtype=kind, unpickle=unpickle)
     checks: dict[str, Any] = {}
-    if kind is None and source.is_dir() and huggingface.is_checkpoint(source):
-        checks["tensors_bit_equal"] = huggingface.unchanged(bundle, source, unpickle=unpickle)
+    if kind is None and (count := unchanged(bundle, source, unpickle=unpickle)) is not None:
+        checks["tensors_bit_equal"] = count
     provenance = {**bundle.provenance, "import_check": checks}
     dataclasses.replace(bundle, provenance=provenance).save(output)
     again = load(output, check=True)

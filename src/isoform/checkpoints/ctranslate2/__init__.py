@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isoform.checkpoints.ctranslate2.reading import is_ctranslate2, load
+from isoform.checkpoints.ctranslate2.reading import is_ctranslate2, load, opened
 from isoform.checkpoints.ctranslate2.writing import export
 
-__all__ = ["export", "is_ctranslate2", "load"]
+__all__ = ["export", "is_ctranslate2", "load", "opened"]

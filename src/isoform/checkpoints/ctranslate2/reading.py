@@ -15,7 +15,7 @@ from isoform.checkpoints.ctranslate2 import binary
 from isoform.checkpoints.ctranslate2.binary import Variables
 from isoform.checkpoints.ctranslate2.structure import BUILT_IN, KINDS, read_config
 from isoform.checkpoints.ctranslate2.tensors import ENCODINGS, mapping
-from isoform.checkpoints.entries import Ignored
+from isoform.checkpoints.entries import FamilyMapping, Ignored
 from isoform.checkpoints.keys import understood
 from isoform.checkpoints.mapping import load_weights
 from isoform.checkpoints.vocabularies import characters, read_json
@@ -49,6 +49,12 @@ def is_ctranslate2(folder: Path) -> bool:
     )
 
 
+def opened(folder: Path) -> tuple[FamilyMapping, Variables]:
+    """The variables of a folder and what they correspond to, to compare a network with what it came from."""
+    _, _, rules, weights = _open(folder)
+    return rules, weights
+
+
 def load(
     folder: Path, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Bundle:
@@ -59,21 +65,9 @@ def load(
     Raises:
         ArtifactError: another version or kind, a truncated file, variables that are not understood.
     """
-    weights = binary.read(folder / FILE)
+    settings, config, rules, weights = _open(folder)
     old = weights.kind in HEADS
-    if not old and weights.kind not in KINDS:
-        known = ", ".join((*HEADS, *KINDS))
-        raise ArtifactError(f"{weights.where}: kind {weights.kind!r} is not supported; known: {known}")
-    settings = read_json(folder / CONFIG)
-    with understood(str(weights.where)):
-        config = _old_config(weights) if old else read_config(weights, settings.get("layer_norm_epsilon"))
     model = skeleton(config)
-    rules = mapping(config, table="encoder.embeddings" if old else "encoder.embeddings_0")
-    tables = (("encoder", config.source), ("decoder", config.embedding))
-    fixed = [side for side, table in tables if table and isinstance(table.positions, Sinusoidal)]
-    rules = dataclasses.replace(
-        rules, ignored=tuple(Ignored(ENCODINGS.format(side), "known sinusoids") for side in fixed)
-    )
     load_weights(model, rules, weights, dtype=dtype, device=device)
     found = words(folder, both=config.source is not None)
     for side, tokens, table in (
@@ -88,6 +82,25 @@ def load(
     target, source = _tokenizers(folder, found, both=config.source is not None)
     provenance = {"format": "ctranslate2", "folder": folder.name, "kind": weights.kind}
     return Bundle(model.eval(), config, target, source, protocol, provenance)
+
+
+def _open(folder: Path) -> tuple[dict[str, Any], ModelConfig, FamilyMapping, Variables]:
+    """Settings, architecture, correspondence and variables."""
+    weights = binary.read(folder / FILE)
+    old = weights.kind in HEADS
+    if not old and weights.kind not in KINDS:
+        known = ", ".join((*HEADS, *KINDS))
+        raise ArtifactError(f"{weights.where}: kind {weights.kind!r} is not supported; known: {known}")
+    settings = read_json(folder / CONFIG)
+    with understood(str(weights.where)):
+        config = _old_config(weights) if old else read_config(weights, settings.get("layer_norm_epsilon"))
+    rules = mapping(config, table="encoder.embeddings" if old else "encoder.embeddings_0")
+    tables = (("encoder", config.source), ("decoder", config.embedding))
+    fixed = [side for side, table in tables if table and isinstance(table.positions, Sinusoidal)]
+    rules = dataclasses.replace(
+        rules, ignored=tuple(Ignored(ENCODINGS.format(side), "known sinusoids") for side in fixed)
+    )
+    return settings, config, rules, weights
 
 
 def _old_config(weights: Variables) -> ModelConfig:

@@ -32,6 +32,7 @@ def read_t5(keys: Keys, kind: HeadKind) -> ModelConfig:
     distance = keys.integer("relative_attention_max_distance", 128)
     keys.skip("n_positions", "classifier_dropout")
     tied = keys.flag("tie_word_embeddings", True)
+    scaled = keys.flag("scale_decoder_outputs", tied)  # a key of its own since version 5
     table = embedding(keys.integer("vocab_size", 32_128), d, dropout=drop)
     reads = attention(d, heads, head_width=width, bias=False, scale=1.0, dropout=drop)
 
@@ -57,7 +58,7 @@ def read_t5(keys: Keys, kind: HeadKind) -> ModelConfig:
     n = keys.integer("num_layers", 6)
     encoder, decoder = stack(n, False), stack(keys.take("num_decoder_layers", None) or n, True)
     keys.done()
-    head = TokenHead(tied=tied, bias=False, scale="inverse_sqrt_d_model" if tied else 1.0)
+    head = TokenHead(tied=tied, bias=False, scale="inverse_sqrt_d_model" if scaled else 1.0)
     return ModelConfig(
         d_model=d,
         embedding=table,

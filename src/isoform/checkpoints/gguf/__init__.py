@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from isoform.checkpoints.gguf.reading import is_gguf, load
+from isoform.checkpoints.gguf.reading import is_gguf, load, opened
 
-__all__ = ["is_gguf", "load"]
+__all__ = ["is_gguf", "load", "opened"]

@@ -69,6 +69,11 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
+def opened(path: Path) -> tuple[FamilyMapping, File]:
+    """The tensors of a file and what they correspond to, to compare a network with what it came from."""
+    return MAPPING, File(path)
+
+
 def load(path: Path, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Bundle:
     """Open a file; quantised weights become float32 unless ``dtype`` says otherwise.
 
