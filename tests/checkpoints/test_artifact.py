@@ -106,6 +106,20 @@ def test_a_loaded_network_learns(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "cut"),
+    [
+        ("layers", lambda probe: next(iter(probe["layers"].values()))["samples"].pop()),
+        ("logits", lambda probe: probe["logits"]["values"][0].pop()),
+        ("greedy", lambda probe: probe["greedy"]["ids"].append(3)),
+    ],
+)
+def test_a_probe_of_another_length_is_named(saved: Path, part: str, cut: object) -> None:
+    edit(saved, lambda state: cut(state["probe"]))
+    with pytest.raises(CheckError, match="another count of numbers"):
+        load(saved, check=True)
+
+
+@pytest.mark.parametrize(
     "name", ["bert", "albert", "gpt2", "gpt_neox", "t5", "gemma2", "qwen3_moe", "falcon", "bloom", "m2m100"]
 )
 def test_every_kind_of_network_has_a_probe(name: str, tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_drawn_texts(translator, artifact, tmp_path: Path, capsys):
         (["--beam", "2", "--seed", "3"], "--seed is of draws"),
         (["--beam", "2", "--n-best", "3"], "n_best 3 must lie between 1 and width 2"),
         (["--top-p", "2"], "top_p 2.0"),
+        (["--max-new-tokens", "5", "--min-new-tokens", "7"], "min_new_tokens is 7, expected at most"),
         (["nowhere.txt"], "nowhere.txt: no such file"),
     ],
 )

@@ -148,4 +148,4 @@ def test_a_reader_that_leaves_is_no_error():
     child.stdout.close()
     assert child.stderr.read() == b""
     child.stderr.close()
-    assert child.wait() != 0
+    assert child.wait() == cli.BROKEN_PIPE

@@ -152,8 +152,9 @@ def _invoke(name: str, arguments: list[str]) -> int:
         return _complain(f"{name}: {line} (see isoform {name} --help)", BAD_INPUT)
     except typer.Abort:
         return _complain("interrupted", INTERRUPTED)
-    except SystemExit as error:  # click's own reaction to a broken pipe
-        return error.code if isinstance(error.code, int) else FAILS
+    except SystemExit:  # click's own reaction to a broken pipe, and nobody else's
+        _silence_stdout()
+        return BROKEN_PIPE
     return status if isinstance(status, int) else OK
 
 

@@ -22,6 +22,7 @@ DATA, FORM, SEARCH = "Data", "Output", "Search"
 
 
 def command(
+    context: typer.Context,
     targets: Annotated[
         list[str],
         typer.Argument(
@@ -134,9 +135,15 @@ def command(
         raise ConfigError(f"{len(targets)} networks given: one is scored, or two are held against each other")
     if beam is None and length_penalty != "none":
         raise ConfigError("--length-penalty ranks beams: give --beam too")
+    if beam is None:
+        common.refuse_idle(context, ("alpha",), "is of a beam: give --beam too")
+    elif length_penalty == "none":
+        common.refuse_idle(context, ("alpha",), "is an exponent of the penalty: give --length-penalty too")
     resamples = (1000 if len(targets) == 2 else 0) if bootstrap is None else bootstrap
     if len(targets) == 2 and not resamples:
         raise ConfigError("--bootstrap 0: two networks are tested on resampled data; expected at least 1")
+    if not resamples:
+        common.refuse_idle(context, ("seed",), "is of resamples: give --bootstrap too")
     settings = Settings(
         metrics=[name.strip() for name in metrics.split(",")] if metrics else None,
         search=None if beam is None else Beam(beam, length_penalty, alpha=alpha),

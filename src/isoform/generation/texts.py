@@ -71,6 +71,10 @@ class TextGenerator:
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}, expected at least 1")
+        if max_new_tokens is not None and min_new_tokens > max_new_tokens:
+            raise ConfigError(
+                f"min_new_tokens is {min_new_tokens}, expected at most max_new_tokens {max_new_tokens}"
+            )
         self._bundle = bundle
         self._both = bundle.config.source is not None
         self._reader = _need(bundle.source_tokenizer if self._both else bundle.tokenizer, "input")
