@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -76,14 +77,13 @@ def test_compare(models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_compare_with_files(models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import verified_models as made
-
     from isoform.verify import record
 
-    model = made.one().eval()
-    record(model, made.given(), tmp_path / "kept.safetensors")
+    made = runpy.run_path(models)
+    model, inputs = made["one"]().eval(), made["given"]()
+    record(model, inputs, tmp_path / "kept.safetensors")
     with torch.no_grad():
-        np.savez(tmp_path / "kept.npz", logits=model(**made.given()).logits.numpy())
+        np.savez(tmp_path / "kept.npz", logits=model(**inputs).logits.numpy())
     options = ("--inputs", f"{models}:given")
     for kept in ("kept.safetensors", "kept.npz"):
         assert run(capsys, "compare", f"{models}:one", kept, *options)[0] == 0

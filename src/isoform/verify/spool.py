@@ -28,7 +28,7 @@ class Spool:
         self._file.write(b"\0" * (-self._size % _ALIGNED))
         start = self._size + -self._size % _ALIGNED
         content = flattened(value.detach()).view(torch.uint8)
-        self._file.write(memoryview(content.numpy()))
+        self._file.write(content.numpy().data)
         self._size = start + content.numel()
         return start
 
