@@ -53,7 +53,9 @@ def test_stacked_faults_are_all_named(case: Planted) -> None:
 @pytest.mark.parametrize(
     ("case", "style"),
     [
-        pytest.param(case, style, marks=[pytest.mark.long] if i >= 2 else [], id=f"{style}:{case}")
+        pytest.param(
+            case, style, marks=[pytest.mark.long] if size > 2 or i >= 2 else [], id=f"{style}:{case}"
+        )
         for size, count in ((2, 30), (3, 15))
         for i, (case, style) in enumerate(stacked(size, count))
     ],
