@@ -118,6 +118,7 @@ def test_sizes_that_are_none(text: str):
         (["--dtype", "int8"], "'int8' is not one of"),
         (["--batch", "0"], "batch"),
         (["--prefix-length", "3"], "prefix"),
+        (["--memory", "24"], "that is 24 bytes; expected a unit too, e.g. 24GiB"),
     ],
 )
 def test_bad_requests_are_one_line(

@@ -149,3 +149,25 @@ def test_a_reader_that_leaves_is_no_error():
     assert child.stderr.read() == b""
     child.stderr.close()
     assert child.wait() == cli.BROKEN_PIPE
+
+
+def test_paragraphs_of_a_docstring_follow_the_readers_width(command, capsys: pytest.CaptureFixture[str]):
+    def wrapped() -> None:
+        """Head.
+
+        One sentence in two
+        lines of code.
+
+        Another.
+        """
+
+    command(wrapped)
+    assert cli.main(["show", "--help"]) == 0
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "One sentence in two lines of code." in said and "Another." in said
+
+
+def test_a_word_that_is_none_of_the_choices(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["init", "langauge-model"]) == 2
+    said = capsys.readouterr().err
+    assert "'langauge-model' is not one of 'translation'" in said and "Value error" not in said

@@ -101,7 +101,7 @@ def application(name: str) -> typer.Typer:
     module = importlib.import_module(f"isoform.cli.{commands()[name].module}")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     settings = {"help_option_names": ["-h", "--help"]}
-    app.command(name, context_settings=settings)(module.command)
+    app.command(name, help=_flowing(module.command.__doc__ or ""), context_settings=settings)(module.command)
     return app
 
 
@@ -162,6 +162,13 @@ def _complain(message: str, status: int) -> int:
     line = " ".join(message.split())
     print(line if status == INTERRUPTED else f"isoform: error: {line}", file=sys.stderr)
     return status
+
+
+def _flowing(docstring: str) -> str:
+    """A docstring whose paragraphs are lines, for whatever width the reader has."""
+    import inspect
+
+    return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n"))
 
 
 def _speak_utf8() -> None:

@@ -85,7 +85,7 @@ def resolve(name: str) -> Target:
     if path.is_file():
         raise ConfigError(f"{name}: a Python file; expected {name}:factory, a function in it")
     if ":" in name:
-        return _made(name, _call(name, load_factory(name)))
+        return _made(name, called(name, load_factory(name)))
     if path.suffix:
         raise ConfigError(f"{name}: no such file")
     raise ConfigError(
@@ -136,6 +136,28 @@ def refuse_idle(context: typer.Context, names: Collection[str], why: str) -> Non
             source = context.get_parameter_source(parameter.name)
             if source is not None and source.name == "COMMANDLINE":
                 raise ConfigError(f"{parameter.opts[0]} {why}")
+
+
+def called(name: str, factory: Callable[[], Any]) -> Any:
+    """What the user's function gives.
+
+    Raises:
+        ConfigError: it fails, or cannot be called without arguments.
+    """
+    import inspect
+
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}; expected a function that needs no arguments") from None
+    except ValueError:  # a builtin without a signature
+        pass
+    try:
+        return factory()
+    except IsoformError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name} failed with {_raised(error)}") from error
 
 
 def emit(payload: Any) -> None:
@@ -208,18 +230,19 @@ def _module(module_name: str, name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (ImportError, SyntaxError) as error:
         raise ConfigError(f"{name}: {module_name} cannot be loaded: {error}") from None
-    return module
-
-
-def _call(name: str, factory: Callable[[], Any]) -> Any:
-    try:
-        return factory()
     except IsoformError:
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename}:{frame.lineno}"
-        raise ConfigError(f"{name} failed with {type(error).__name__}: {error} ({where})") from error
+        raise ConfigError(f"{name}: {module_name} cannot be loaded: {_raised(error)}") from error
+    return module
+
+
+def _raised(error: Exception) -> str:
+    """An error of the user's code, and the line of it, or of what it called, where it was raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith("<")]
+    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _made(name: str, built: Any) -> Target:

@@ -16,6 +16,7 @@ UNITS = {
     **{f"{letter}B": 1000**n for n, letter in enumerate("kMGTP", 1)},
     **{f"{letter}iB": 1024**n for n, letter in enumerate("KMGTP", 1)},
 }
+SMALLEST = 1000  # bytes; a device with less is a forgotten unit
 
 
 def command(
@@ -56,7 +57,8 @@ def command(
         Literal["none", "ddp", "fsdp"], typer.Option(help="Whether they replicate or split the weights.")
     ] = "none",
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What a device has, e.g. 24GiB: does it fit?")
+        str | None,
+        typer.Option(metavar="SIZE", help="What a device has, with a unit (24GiB): does it fit?"),
     ] = None,
     time: Annotated[
         bool, typer.Option("--time", help="Measure this machine's limits, and estimate the time at them.")
@@ -68,6 +70,8 @@ def command(
     Exit status 1: it does not fit into --memory.
     """
     limit = None if memory is None else size(memory)
+    if limit is not None and limit < SMALLEST:
+        raise ConfigError(f"--memory {memory!r}: that is {limit} bytes; expected a unit too, e.g. 24GiB")
     config = common.resolve(target).architecture()
     from isoform.cost import cost, fit, measure_machine
 

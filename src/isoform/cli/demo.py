@@ -22,7 +22,7 @@ def command(
     ] = Path("demo-output"),
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]…", help="Changes to the run file, e.g. training.steps=200."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to the run file, e.g. training.steps=200."),
     ] = None,
     json: Json = False,
 ) -> int:

@@ -34,7 +34,7 @@ def command(
     data: Annotated[
         Path,
         typer.Option(
-            help="A file of pairs, labels or text; or a run's configuration, whose test part is read.",
+            help="A file of pairs, labels or text; or a run file, whose test part is read (--part).",
             show_default=False,
         ),
     ],

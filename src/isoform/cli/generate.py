@@ -25,7 +25,7 @@ def command(
     target: common.TargetName,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]…", help="Texts, one a line; stdin if none.", show_default=False),
+        typer.Argument(metavar="FILE", help="Texts, one a line; stdin if none.", show_default=False),
     ] = None,
     beam: Annotated[
         int | None,

@@ -72,7 +72,7 @@ def inputs(module: Any, given: str | None) -> Any:
     """Inputs of a module: from the user's function, or by its signature.
 
     Raises:
-        ConfigError: the function fails.
+        ConfigError: the function fails, or ``forward`` does on what it gave.
     """
     from isoform.verify import Dump, Recording, example_inputs
 
@@ -80,19 +80,19 @@ def inputs(module: Any, given: str | None) -> Any:
         return None
     if given is None:
         return example_inputs(module)
-    made = common.load_factory(given)
-    try:
-        return made()
-    except Exception as error:
-        raise ConfigError(f"{given} failed with {type(error).__name__}: {error}") from error
+    made = common.called(given, common.load_factory(given))
+    common.called(f"forward of {type(module).__name__}, with what {given} gave,", lambda: _run(module, made))
+    return made
 
 
 def pair(
     a: str, b: str, given: str | None, other: str | None, *, dumps: bool = False
 ) -> tuple[Any, Any, Any, Any]:
-    """Two subjects and their inputs; those of the first serve both where their arguments have equal names."""
-    import inspect
+    """Two subjects and their inputs.
 
+    Those of the first serve both where their arguments have equal names, and where one reads `Tokens` and the
+    other ``input_ids`` and ``attention_mask``.
+    """
     first, second = operand(a, dumps=dumps), operand(b, dumps=dumps)
     from isoform.verify import Dump, Recording
 
@@ -101,10 +101,10 @@ def pair(
         theirs = inputs(second, other)
     elif isinstance(second, Recording | Dump):
         theirs = None
-    elif ours is not None and (
-        not isinstance(ours, dict) or set(ours) <= set(inspect.signature(second.forward).parameters)
-    ):
+    elif ours is not None and (not isinstance(ours, dict) or _takes(second, ours)):
         theirs = ours
+    elif isinstance(ours, dict) and _takes(second, turned := _in_the_other_form(ours)):
+        theirs = turned
     elif ours is None:
         raise ConfigError(
             f"{b}: with a recording, give the inputs that were recorded with --candidate-inputs"
@@ -115,6 +115,54 @@ def pair(
             "--candidate-inputs FILE.py:FUNCTION"
         )
     return first, second, ours, theirs
+
+
+def _takes(module: nn.Module, arguments: dict[str, Any]) -> bool:
+    """Whether ``forward`` has all of these names, or takes any."""
+    import inspect
+
+    parameters = inspect.signature(module.forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return bool(arguments) and (set(arguments) <= set(parameters) or ("input_ids" in arguments and takes_any))
+
+
+def _in_the_other_form(arguments: dict[str, Any]) -> dict[str, Any]:
+    """`Tokens` as ids and masks, or ids and masks as `Tokens`; empty where there is more than these can say.
+
+    Hugging Face's source is the ``input_ids`` of a call that has ``decoder_input_ids``, ours is ``source``.
+    """
+    from isoform.tokens import Tokens
+
+    names = ("decoder_input_ids", "decoder_attention_mask"), ("input_ids", "attention_mask")
+    if "input_ids" in arguments and set(arguments) <= {name for pair in names for name in pair}:
+        made = [_tokens(arguments[ids], arguments.get(mask)) for ids, mask in names if ids in arguments]
+        return dict(zip(("tokens", "source"), made, strict=False))
+    more = ("documents", "prefix", "token_types", "position_ids")
+    plain = all(
+        isinstance(tokens, Tokens) and all(getattr(tokens, name) is None for name in more)
+        for tokens in arguments.values()
+    )
+    if not plain or not {"tokens"} <= set(arguments) <= {"tokens", "source"}:
+        return {}
+    sides = names if "source" in arguments else names[1:]
+    return {
+        name: value
+        for side, (ids, mask) in zip(("tokens", "source"), sides, strict=False)
+        for name, value in ((ids, arguments[side].ids), (mask, arguments[side].real_or_ones().long()))
+    }
+
+
+def _tokens(ids: Any, mask: Any) -> Any:
+    from isoform.tokens import Tokens
+
+    return Tokens(ids) if mask is None else Tokens(ids, mask.bool())
+
+
+def _run(module: nn.Module, made: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        module(**made) if isinstance(made, dict) else module(*made)
 
 
 def _is_recording(name: str) -> bool:

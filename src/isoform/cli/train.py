@@ -18,7 +18,7 @@ RunFile = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[key=value …]",
+        metavar="KEY=VALUE",
         help="Settings that replace the file's, by dotted name: training.seed=2",
         show_default=False,
     ),
