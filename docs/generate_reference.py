@@ -21,17 +21,19 @@ from pydantic.fields import FieldInfo
 from isoform.config import ModelConfig, describe, difference_in_words, dumps, presets
 from isoform.config.files import write_text
 from isoform.config.protocol import Protocol
+from isoform.training.config import RunConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Architecture", ModelConfig),
     ("Token protocol", Protocol),
+    ("Run file", RunConfig),
 )
 
 INTRODUCTION = """\
 # Configuration
 
-<!-- Made by docs/generate_reference.py from the classes in src/isoform/config. Do not edit. -->
+<!-- Made by docs/generate_reference.py from the classes themselves. Do not edit. -->
 
 An architecture is one frozen value, `isoform.config.ModelConfig`, written as TOML, YAML or JSON. Whatever
 chooses between two functions of the same shape has to be written; a default is always the absence of an
