@@ -122,9 +122,17 @@ def _table(kind: type[BaseModel]) -> Iterator[str]:
 
 
 def _docstring(kind: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """The text of a docstring without its "Args:", and what those say of each field."""
-    text, _, arguments = (inspect.getdoc(kind) or "").partition("\nArgs:\n")
-    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", arguments, flags=re.MULTILINE)
+    """The text of a docstring without its fields, and what it and those of the classes above say of each."""
+    described: dict[str, str] = {}
+    for above in reversed(kind.__mro__):
+        if issubclass(above, BaseModel) and above.__doc__:
+            described |= _parts(above)[1]
+    return _parts(kind)[0], described
+
+
+def _parts(kind: type[BaseModel]) -> tuple[str, dict[str, str]]:
+    text, *rest = re.split(r"\n(?:Args|Attributes):\n", inspect.cleandoc(kind.__doc__ or ""), maxsplit=1)
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", rest[0] if rest else "", flags=re.MULTILINE)
     return text.strip().replace("``", "`"), dict(found)
 
 
@@ -167,6 +175,8 @@ def _names(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> list[
         return [f"[{annotation.__name__}](#{annotation.__name__.lower()})"]
     if enum := [value for item in metadata if isinstance(item, WithJsonSchema) for value in _enum(item)]:
         return [f"`{value}`" for value in enum]
+    if origin is dict:
+        return ["table"]
     words = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
     return [words.get(annotation, str(annotation)) + _bounds(metadata)]
 

@@ -27,7 +27,9 @@ class Windows(Frozen):
 
     kind: Literal["windows"] = "windows"
     length: Annotated[int, Field(ge=1)]
+    """Tokens a row."""
     batch_size: Annotated[int, Field(ge=1)]
+    """Rows a batch."""
 
 
 class Packed(Frozen):
@@ -35,7 +37,9 @@ class Packed(Frozen):
 
     kind: Literal["packed"] = "packed"
     length: Annotated[int, Field(ge=1)]
+    """Tokens a row."""
     batch_size: Annotated[int, Field(ge=1)]
+    """Rows a batch."""
 
 
 class Masking(Frozen):
@@ -46,9 +50,13 @@ class Masking(Frozen):
     """
 
     rate: Annotated[float, Field(gt=0.0, le=1.0)] = 0.15
+    """Share of the tokens that are to be predicted."""
     masked: Annotated[float, Field(ge=0.0, le=1.0)] = 0.8
+    """Share of these that become the mask token."""
     random: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    """Share of these that become another token."""
     token: str = "<mask>"
+    """Name of the mask token."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Masking:

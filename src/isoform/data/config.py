@@ -24,9 +24,13 @@ class Split(Frozen):
     """
 
     validation: Fraction
+    """Share of the records that becomes the validation part."""
     test: Fraction = 0.0
+    """Share that becomes the test part."""
     order: Literal["random", "contiguous"]
+    """How the records are dealt out."""
     seed: int | None = None
+    """Of the random order; only there."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Split:
@@ -48,7 +52,9 @@ class Tsv(Frozen):
 
     kind: Literal["tsv"] = "tsv"
     source: Column
+    """Column of the source."""
     target: Column
+    """Column of the target."""
 
 
 class Jsonl(Frozen):
@@ -56,7 +62,9 @@ class Jsonl(Frozen):
 
     kind: Literal["jsonl"] = "jsonl"
     source: str
+    """Field of the source."""
     target: str
+    """Field of the target."""
 
 
 class Tmx(Frozen):
@@ -64,7 +72,9 @@ class Tmx(Frozen):
 
     kind: Literal["tmx"] = "tmx"
     source: str
+    """Language of the source."""
     target: str
+    """Language of the target."""
 
 
 class LabelTsv(Frozen):
@@ -72,7 +82,9 @@ class LabelTsv(Frozen):
 
     kind: Literal["tsv"] = "tsv"
     text: Column
+    """Column of the text."""
     label: Column
+    """Column of the label."""
 
 
 class LabelJsonl(Frozen):
@@ -80,7 +92,9 @@ class LabelJsonl(Frozen):
 
     kind: Literal["jsonl"] = "jsonl"
     text: str
+    """Field of the text."""
     label: str
+    """Field of the label."""
 
 
 class Conll(Frozen):
@@ -88,7 +102,9 @@ class Conll(Frozen):
 
     kind: Literal["conll"] = "conll"
     word: Column
+    """Column of the word."""
     tag: Column
+    """Column of the tag."""
 
 
 class TagJsonl(Frozen):
@@ -96,14 +112,18 @@ class TagJsonl(Frozen):
 
     kind: Literal["jsonl"] = "jsonl"
     words: str
+    """Field of the words."""
     tags: str
+    """Field of the tags."""
 
 
 class Sides(Frozen):
     """The two files of parallel lines."""
 
     source: Path
+    """File of the sources."""
     target: Path
+    """File of the targets, line for line."""
 
 
 class Store(Frozen):
@@ -138,6 +158,7 @@ class Part(Frozen):
     empty: Empty = "error"
     over_long: OverLong = "error"
     split: Split | None = None
+    """Cuts validation and test out of the training file, where they have no files of their own."""
 
 
 class ParallelData(Part):
@@ -145,12 +166,19 @@ class ParallelData(Part):
 
     kind: Literal["parallel"] = "parallel"
     format: Annotated[TwoFiles | Tsv | Jsonl | Tmx, Field(discriminator="kind")]
+    """How the files are written."""
     train: Sides | Path
+    """The training part: a file, or one for each side."""
     validation: Sides | Path | None = None
+    """The part that early stopping and the choice of weights judge by (R35)."""
     test: Sides | Path | None = None
+    """The part that is read once, at the end."""
     store: Store | None = None
+    """Keeps the training part on disk instead of in memory."""
     max_source: Limit = None
+    """The most tokens of a source, specials counted."""
     max_target: Limit = None
+    """The most tokens of a target, specials counted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> ParallelData:
@@ -165,11 +193,17 @@ class PrefixData(Part):
 
     kind: Literal["prefix"] = "prefix"
     format: Annotated[TwoFiles | Tsv | Jsonl, Field(discriminator="kind")]
+    """How the files are written."""
     train: Sides | Path
+    """The training part: a file, or one for each side."""
     validation: Sides | Path | None = None
+    """The part that early stopping and the choice of weights judge by (R35)."""
     test: Sides | Path | None = None
+    """The part that is read once, at the end."""
     store: Store | None = None
+    """Keeps the training part on disk instead of in memory."""
     max_length: Limit = None
+    """The most tokens of a record, specials counted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> PrefixData:
@@ -191,12 +225,19 @@ class TextData(Part):
 
     kind: Literal["text"] = "text"
     documents: Literal["stream", "lines", "jsonl", "parquet", "dataset"]
+    """What one document is."""
     field: str | None = None
+    """The field, or column, that holds the text."""
     train: Path
+    """The training part: a file, or one for each side."""
     validation: Path | None = None
+    """The part that early stopping and the choice of weights judge by (R35)."""
     test: Path | None = None
+    """The part that is read once, at the end."""
     store: Store | None = None
+    """Keeps the training part on disk instead of in memory."""
     max_length: Limit = None
+    """The most tokens of a record, specials counted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TextData:
@@ -217,10 +258,15 @@ class LabelledData(Part):
 
     kind: Literal["labelled"] = "labelled"
     format: Annotated[LabelTsv | LabelJsonl, Field(discriminator="kind")]
+    """How the files are written."""
     train: Path
+    """The training part: a file, or one for each side."""
     validation: Path | None = None
+    """The part that early stopping and the choice of weights judge by (R35)."""
     test: Path | None = None
+    """The part that is read once, at the end."""
     max_length: Limit = None
+    """The most tokens of a record, specials counted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> LabelledData:
@@ -233,10 +279,15 @@ class TaggedData(Part):
 
     kind: Literal["tagged"] = "tagged"
     format: Annotated[Conll | TagJsonl, Field(discriminator="kind")]
+    """How the files are written."""
     train: Path
+    """The training part: a file, or one for each side."""
     validation: Path | None = None
+    """The part that early stopping and the choice of weights judge by (R35)."""
     test: Path | None = None
+    """The part that is read once, at the end."""
     max_length: Limit = None
+    """The most tokens of a record, specials counted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TaggedData:
@@ -249,18 +300,21 @@ class DatesData(Frozen):
 
     Attributes:
         seed: fixes which dates belong to which part and which pairs are drawn.
-        train, validation, test: number of pairs in each part.
-        first_year, last_year: both included.
         languages: CLDR codes; None takes `isoform.data.dates.LANGUAGES`.
     """
 
     kind: Literal["dates"] = "dates"
     seed: int
     train: Annotated[int, Field(ge=1)] = 200_000
+    """Pairs in the training part."""
     validation: Annotated[int, Field(ge=1)] = 1_000
+    """Pairs in the validation part."""
     test: Annotated[int, Field(ge=1)] = 4_000
+    """Pairs in the test part."""
     first_year: Annotated[int, Field(ge=1000)] = 1900
+    """The first year that dates are taken from."""
     last_year: Annotated[int, Field(le=9999)] = 2099
+    """The last one."""
     languages: tuple[str, ...] | None = None
 
 

@@ -17,10 +17,15 @@ class Specials(Frozen):
     """
 
     pad: Nullable[str] = "<pad>"
+    """Fills rows up."""
     bos: Nullable[str] = "<s>"
+    """Begins a text, and the decoder's input."""
     eos: Nullable[str] = "</s>"
+    """Ends a text."""
     unk: Nullable[str] = "<unk>"
+    """Stands for what the vocabulary cannot say."""
     extra: tuple[str, ...] = ()
+    """Further tokens that are never cut."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Specials:
@@ -45,9 +50,13 @@ class Trained(Frozen):
     """
 
     max_texts: Annotated[int, Field(ge=1)] | None = None
+    """Texts that are learnt from at most; unset: all."""
     normalization: Literal["none", "NFC", "NFKC"] = "none"
+    """Unicode normal form that texts are brought into."""
     lowercase: bool = False
+    """Whether letters are made small."""
     specials: Specials = Specials()
+    """The special tokens."""
 
 
 class _KnowsUnknown(Trained):
@@ -65,6 +74,7 @@ class Characters(_KnowsUnknown):
 
     kind: Literal["characters"] = "characters"
     vocab_size: Annotated[int, Field(ge=2)] | None = None
+    """Entries of the vocabulary, specials counted."""
 
 
 class Words(_KnowsUnknown):
@@ -72,6 +82,7 @@ class Words(_KnowsUnknown):
 
     kind: Literal["words"] = "words"
     vocab_size: Annotated[int, Field(ge=2)] | None = None
+    """Entries of the vocabulary, specials counted."""
 
 
 class BytesBpe(Trained):
@@ -82,9 +93,13 @@ class BytesBpe(Trained):
 
     kind: Literal["bytes_bpe"] = "bytes_bpe"
     vocab_size: Annotated[int, Field(ge=257)]
+    """Entries of the vocabulary, specials counted."""
     min_frequency: Annotated[int, Field(ge=1)] = 2
+    """How often a pair of pieces must occur to be merged."""
     digits: Literal["merged", "single"] = "merged"
+    """Whether digits may merge into numbers."""
     specials: Specials = Specials(unk=None)
+    """The special tokens."""
 
     @model_validator(mode="after")
     def _consistent(self) -> BytesBpe:
@@ -106,6 +121,7 @@ class Unigram(_KnowsUnknown):
 
     kind: Literal["unigram"] = "unigram"
     vocab_size: Annotated[int, Field(ge=2)]
+    """Entries of the vocabulary, specials counted."""
 
 
 class TokenizerFile(Frozen):
@@ -116,7 +132,9 @@ class TokenizerFile(Frozen):
 
     kind: Literal["file"] = "file"
     path: Path
+    """The file."""
     specials: Specials
+    """The special tokens."""
 
 
 TokenizerConfig = Annotated[
@@ -128,8 +146,11 @@ class TokenizersConfig(Frozen):
     """Either one tokenizer for everything (``shared``) or one a side (``source`` and ``target``)."""
 
     shared: TokenizerConfig | None = None
+    """One tokenizer for both sides."""
     source: TokenizerConfig | None = None
+    """That of the source side."""
     target: TokenizerConfig | None = None
+    """That of the target side, or of the only one."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TokenizersConfig:
