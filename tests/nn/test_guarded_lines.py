@@ -194,7 +194,7 @@ CHANGES: dict[str, list[tuple[str, str, str]]] = {
     "lowering.py": [
         ("ordered = query is key and query.ordered", "ordered = query.ordered", RULES),
         ("(ordered or _last(query, key)) and rule.size >= key.length", "True", RULES),
-        ("reads_itself and all(isinstance(r, _REFLEXIVE) for r in rule.rules())", "True", ATTENTION),
+        ("reads_itself and all(_reads_itself(r) for r in rule.rules())", "True", ATTENTION),
     ],
     "tokens.py": [
         ("(self.real.long().cumsum(-1) - 1)", "self.real.long().cumsum(-1)", "test_tokens.py"),

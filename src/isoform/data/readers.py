@@ -185,7 +185,8 @@ def read_dataset(path: Path, column: str) -> Iterator[tuple[int, Document]]:
         raise DataError(f"{path}: several splits; name the folder of one")
     if column not in found.column_names:
         raise DataError(f"{path}: no column {column!r}{did_you_mean(column, found.column_names)}")
-    for number, row in enumerate(found.select_columns([column]), 1):
+    rows: Any = found.select_columns([column])
+    for number, row in enumerate(rows, 1):
         text = row[column]
         if not isinstance(text, str):
             raise DataError(
