@@ -141,9 +141,7 @@ def _albert(path: Path, names: Names) -> Tokenizer:
         "accents": bool(settings.get("keep_accents", False)),
     }
     extra = {name: own[name] for name in ("[CLS]", "[SEP]", "[MASK]")}
-    special = SpecialIds(
-        pad=own["<pad>"], bos=own["[CLS]"], eos=own["[SEP]"], unk=own["<unk>"], extra=extra
-    )
+    special = SpecialIds(pad=own["<pad>"], bos=own["[CLS]"], eos=own["[SEP]"], unk=own["<unk>"], extra=extra)
     return Tokenizer.from_sentencepiece(
         path.read_bytes(), special, Template((own["[CLS]"],), (own["[SEP]"],)), added=own, pieces=None,
         where=str(path), albert=rules,
