@@ -9,6 +9,7 @@ import pytest
 import isoform
 from isoform.config import Alibi, ModelConfig, NoPositions, Norm, Sinusoidal, presets
 from isoform.config.presets import PRESETS
+from isoform.errors import ConfigError
 
 LN = Norm(kind="layer", eps=1e-5, bias=True)
 
@@ -312,3 +313,14 @@ def test_torch_nn():
         assert config.decoder.layer.placement == ("pre" if norm_first else "post")
         assert not config.decoder.layer.feed_forward.bias_up
         assert not config.decoder.layer.cross_attention.bias.key
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_heads_that_do_not_share_the_channels_out_are_refused(name):
+    """Rounded down, the network would be another one, of other sizes, without a word."""
+    settings = {"d_model": 250, "n_heads": 8}
+    taken = inspect.signature(presets.PRESETS[name]).parameters
+    if taken.get("head_width") is not None and taken["head_width"].default is not None:
+        return  # these say the width themselves
+    with pytest.raises(ConfigError, match=r"n_heads 8 does not divide d_model 250 \(R3\)"):
+        presets.PRESETS[name](64, **settings)

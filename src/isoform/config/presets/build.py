@@ -18,6 +18,7 @@ from isoform.config.parts import (
     QKNorm,
     TwoLayer,
 )
+from isoform.errors import ConfigError
 
 NONE = NoPositions()
 Biases = bool | tuple[bool, bool, bool, bool]
@@ -31,6 +32,19 @@ def layer_norm(eps: float, *, bias: bool = True) -> Norm:
 def rms_norm(eps: float, *, gain_offset: float = 0.0, gain_after_cast: bool = False) -> Norm:
     """RMSNorm (6.18)."""
     return Norm(kind="rms", eps=eps, bias=False, gain_offset=gain_offset, gain_after_cast=gain_after_cast)
+
+
+def per_head(d_model: int, n_heads: int) -> int:
+    """Channels of a head by the standard layout d = h·d_h (R3).
+
+    Raises:
+        ConfigError: the heads do not share the channels out.
+    """
+    if n_heads < 1 or d_model % n_heads:
+        raise ConfigError(
+            f"n_heads {n_heads} does not divide d_model {d_model} (R3); heads of another width need head_width"
+        )
+    return d_model // n_heads
 
 
 def attention(
@@ -66,7 +80,7 @@ def attention(
     return Attention(
         n_heads=n_heads,
         n_kv_heads=n_kv_heads or n_heads,
-        head_width=head_width or d_model // n_heads,
+        head_width=head_width or per_head(d_model, n_heads),
         scale=scale,
         bias=AttentionBias(query=q, key=k, value=v, output=o),
         positions=positions,

@@ -6,7 +6,15 @@ from typing import Literal
 
 from isoform.config.model import Layer, ModelConfig, Projection, TokenHead, Transform
 from isoform.config.parts import ActivationName, Alibi, Learned, QKNorm, Rotary
-from isoform.config.presets.build import NONE, attention, decoder_only, embedding, layer_norm, two_layer
+from isoform.config.presets.build import (
+    NONE,
+    attention,
+    decoder_only,
+    embedding,
+    layer_norm,
+    per_head,
+    two_layer,
+)
 
 
 def gpt2(
@@ -59,7 +67,7 @@ def gpt_neox(
     """
     norm = layer_norm(eps)
     rotary = Rotary(
-        layout="half", theta=theta, width=int(d_model // n_heads * rotary_share), precision="float32"
+        layout="half", theta=theta, width=int(per_head(d_model, n_heads) * rotary_share), precision="float32"
     )
     return decoder_only(
         table=embedding(vocab_size, d_model),
@@ -166,7 +174,7 @@ def falcon(
     biases.
     """
     norm = layer_norm(1e-5)
-    width = d_model // n_heads
+    width = per_head(d_model, n_heads)
     rotary = Rotary(layout="half", theta=theta, width=width, precision="float32")
     return decoder_only(
         table=embedding(vocab_size, d_model),
@@ -204,7 +212,7 @@ def phi(
     """
     norm = layer_norm(eps)
     rotary = Rotary(
-        layout="half", theta=10_000.0, width=int(d_model // n_heads * rotary_share), precision="float32"
+        layout="half", theta=10_000.0, width=int(per_head(d_model, n_heads) * rotary_share), precision="float32"
     )
     return decoder_only(
         table=embedding(vocab_size, d_model),
@@ -240,7 +248,7 @@ def starcoder2(
 ) -> ModelConfig:
     """StarCoder2 3B (Lozhkov et al. 2024): rotary, grouped queries, a window, LayerNorm and biases."""
     norm = layer_norm(eps)
-    rotary = Rotary(layout="half", theta=theta, width=d_model // n_heads, precision="float32")
+    rotary = Rotary(layout="half", theta=theta, width=per_head(d_model, n_heads), precision="float32")
     return decoder_only(
         table=embedding(vocab_size, d_model, NONE, dropout=dropout),
         n_layers=n_layers,

@@ -12,7 +12,15 @@ from isoform.config.parts import (
     Rotary,
     RotaryScaling,
 )
-from isoform.config.presets.build import Biases, attention, decoder_only, embedding, gated, rms_norm
+from isoform.config.presets.build import (
+    Biases,
+    attention,
+    decoder_only,
+    embedding,
+    gated,
+    per_head,
+    rms_norm,
+)
 
 LLAMA_3_1 = Llama3Scaling(
     factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=8192
@@ -42,7 +50,7 @@ def llama(
     Llama 2 has ``eps=1e-5``. ``feed_forward`` replaces the gated network of ``ffn_width``.
     """
     norm = rms_norm(eps)
-    width = head_width or d_model // n_heads
+    width = head_width or per_head(d_model, n_heads)
     rotary = Rotary(
         layout="half", theta=theta, width=width, scaling=scaling or NoScaling(), precision="float32"
     )
