@@ -83,7 +83,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[B
     return write
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.long) for n in GRID)])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.soak) for n in GRID)])
 def test_written_and_run(name: str, written: Any) -> None:
     bundle, folder = written(name)
     figures = Checked.read(folder).engine

@@ -51,7 +51,7 @@ def test_any_network(cfg, side, prompts, moves, shared_from):
     check(cfg, side, prompts, moves, shared_from)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @any_network
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 def test_very_many_networks(cfg, side, prompts, moves, shared_from):

@@ -17,7 +17,7 @@ from training.several import begun, together
 KILLS, STEPS = 10, 40
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_killed_at_ten_random_moments(tmp_path: Path, strategy: str) -> None:
     changes = {

@@ -32,7 +32,9 @@ class Point:
 
 def points(a: Model, b: Model) -> list[Point]:
     """Points that both models have, in the reference's order."""
-    found: list[Point] = []
+    ends = a.graph.output, b.graph.output
+    # First, so that its name stays where the result is the output of a part, as an encoder's states are.
+    found = [Point("result", *ends, a.width(ends[0]), b.width(ends[1]))]
     for key, node in a.states.items():
         other = b.states.get(key)
         if other is not None:
@@ -65,15 +67,6 @@ def points(a: Model, b: Model) -> list[Point]:
             for m, n in zip(x.sources, y.sources, strict=True):
                 found += _maps("feed-forward input map", whole([m]), whole([n]))
         found += _maps("feed-forward output", whole([x.out]), whole([y.out]))
-    found.append(
-        Point(
-            "result",
-            a.graph.output,
-            b.graph.output,
-            a.width(a.graph.output),
-            b.width(b.graph.output),
-        )
-    )
     unique: dict[tuple[int, str], Point] = {}
     for point in found:
         key = point.node_a, "" if point.columns_a is None else point.name

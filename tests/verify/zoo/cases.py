@@ -270,7 +270,9 @@ def stacked(size: int, count: int, seed: int = 7) -> list[tuple[Planted, str]]:
         if rest and kind == "both":
             continue
         planted = Planted(tuple(row.slug for row in chosen), fault, config, kind, **rest)
-        found.append((planted, chance.choice(styles)))
+        style = chance.choice(styles)
+        plain_experts = any("experts" in row.config for row in chosen) and not config.get("gated", True)
+        found.append((planted, "steps" if plain_experts else style))  # the packed experts are gated
     return found
 
 
@@ -285,7 +287,7 @@ STACKED = [
     Planted(("attention-scale", "kv-head-order"), {"attention-scale": 1, "kv-head-order": 1}),
     Planted(
         ("norm-placement", "activation", "sinusoid-layout"),
-        {"norm-placement": 1, "activation": "silu", "sinusoid-layout": 1},
+        {"norm-placement": "swap", "activation": "silu", "sinusoid-layout": 1},
         ORIGINAL,
     ),
     Planted(("causality", "bias-missing"), {"causality": 1, "bias-missing": 1}),

@@ -212,7 +212,10 @@ def phi(
     """
     norm = layer_norm(eps)
     rotary = Rotary(
-        layout="half", theta=10_000.0, width=int(per_head(d_model, n_heads) * rotary_share), precision="float32"
+        layout="half",
+        theta=10_000.0,
+        width=int(per_head(d_model, n_heads) * rotary_share),
+        precision="float32",
     )
     return decoder_only(
         table=embedding(vocab_size, d_model),
