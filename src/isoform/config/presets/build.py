@@ -41,9 +41,7 @@ def per_head(d_model: int, n_heads: int) -> int:
         ConfigError: the heads do not share the channels out.
     """
     if n_heads < 1 or d_model % n_heads:
-        raise ConfigError(
-            f"n_heads {n_heads} does not divide d_model {d_model} (R3); others need head_width"
-        )
+        raise ConfigError(f"n_heads {n_heads} does not divide d_model {d_model} (R3); others need head_width")
     return d_model // n_heads
 
 
