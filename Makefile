@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEMO   ?= demo-output
+LONG   ?= tests
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-all test-soak lint format bench docs clean
@@ -24,7 +25,7 @@ test: $(READY)  ## the tests (under 10 minutes on 2 cores)
 	$(BIN)/python -m pytest -m 'not long and not soak' -n auto --dist worksteal -q
 
 test-long: $(READY)  ## the long parity and property grids
-	$(BIN)/python -m pytest -m long -n auto --dist worksteal -q
+	$(BIN)/python -m pytest -m long -n auto --dist worksteal -q $(LONG)
 
 test-all: test test-long  ## both
 

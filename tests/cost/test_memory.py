@@ -110,7 +110,9 @@ def test_random_configurations(config: ModelConfig, dropout: bool, asked: Worklo
 
 
 @pytest.mark.soak
-@pytest.mark.xfail(strict=True, reason="a head of one channel with distance buckets, 42 positions: 10.8 % below")
+@pytest.mark.xfail(
+    strict=True, reason="a head of one channel with distance buckets, 42 positions: 10.8 % below"
+)
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     model_configs(token_head=True),
