@@ -137,7 +137,7 @@ def test_batches_are_those_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "ids").iterdir()}
     stored = two.train.stored
     assert stored is not None
-    ids = stored.rows("source" if "source" in stored.state["tokens"] else "tokens").flat
+    ids = stored.rows("source" if "source" in stored.state.tokens else "tokens").flat
     assert isinstance(ids, np.memmap) and not ids.flags.writeable
     if one.train.fit is not None and two.train.fit is not None:
         assert (one.train.fit.dropped, one.train.fit.truncated) == (
@@ -195,12 +195,17 @@ def test_records_that_also_stand_in_train_are_found_by_their_hash(tmp_path: Path
         ("limit", "made of other settings"),
         ("cut", "lines: missing or cut"),
         ("strange", "no store of ids"),
+        ("typed", "complete.json: damaged: sizes: should be a valid dictionary.*remove the folder"),
+        ("short", "complete.json: damaged: longest: required"),
+        ("file", "ids: exists and is not a folder"),
     ],
 )
 def test_another_store_is_refused(tmp_path: Path, change: str, message: str) -> None:
     lines(tmp_path / "a.txt", words(20))
     data = TextData(documents="lines", train=Path("a.txt"), store=STORE)
-    if change == "strange":
+    if change == "file":
+        (tmp_path / "ids").write_text("mine")
+    elif change == "strange":
         (tmp_path / "ids").mkdir()
         (tmp_path / "ids" / "thesis.txt").write_text("mine")
     else:
@@ -211,6 +216,11 @@ def test_another_store_is_refused(tmp_path: Path, change: str, message: str) -> 
         data = data.replace(max_length=50)
     if change == "cut":
         (tmp_path / "ids" / "lines").write_bytes((tmp_path / "ids" / "lines").read_bytes()[:-8])
+    if change in ("typed", "short"):
+        path = tmp_path / "ids" / "complete.json"
+        state = json.loads(path.read_text())
+        del state["longest"]
+        path.write_text(json.dumps({**state, "longest": {}, "sizes": [1]} if change == "typed" else state))
     with pytest.raises(IsoformError, match=message):
         ready(tmp_path, data, BUDGET)
 

@@ -216,6 +216,16 @@ def test_only_factors_learn_and_the_merged_network_is_the_adapted_one(folder: Pa
     (result.artifact / "adapter.json").write_text(json.dumps(state))
     with pytest.raises(ArtifactError, match="learnt on other weights"):
         load(result.artifact)
+    state["base"]["path"] = str(folder / "one" / "artifact")
+    for change, message in (
+        ({"base": "x"}, "base: expected a table"),
+        ({"rank": "a"}, "rank: should be a valid integer"),
+        ({"protocol": [1]}, "protocol: expected a table"),
+        ({"learnt_whole": ["nope"]}, "no parameter 'nope'"),
+    ):
+        (result.artifact / "adapter.json").write_text(json.dumps({**state, **change}))
+        with pytest.raises(ArtifactError, match=message):
+            load(result.artifact)
 
 
 def test_adapters_are_their_formula_and_merge_to_the_bit() -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from isoform.checkpoints.bundle import Bundle
-from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.probe import inputs
 from isoform.checkpoints.transplant import transplant
 from isoform.checkpoints.weights import SafetensorsFile, refuse_strangers
 from isoform.config import ModelConfig, dumps, parse, read
+from isoform.config.base import Count, Frozen, Positive
 from isoform.config.files import read_table, write_text
+from isoform.config.folders import replaced
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError, CheckError, ConfigError
 from isoform.nn import Transformer, build
@@ -30,6 +31,32 @@ from isoform.nn.lora import attach, factors, merge
 FORMAT = 1
 MARK = "adapter.json"
 SEED = 0  # of first values that are all replaced
+
+
+class Base(Frozen):
+    """What adapters were learnt on."""
+
+    path: str
+    """Where it was."""
+    sha256: str
+    """Its `digest`."""
+
+
+class State(Frozen):
+    """What ``adapter.json`` says."""
+
+    format: int
+    base: Base
+    rank: Count
+    """Of the factors."""
+    alpha: Positive
+    """Of the factors."""
+    projections: tuple[str, ...]
+    """What has factors."""
+    learnt_whole: tuple[str, ...]
+    """Parameters that were learnt as they are."""
+    protocol: Protocol
+    provenance: dict[str, Any]
 
 
 def is_adapter(path: Path) -> bool:
@@ -73,16 +100,16 @@ def save_adapter(
 
     named = dict(bundle.model.named_parameters())
     tensors = {**factors(bundle.model), **{name: named[name] for name in learnt_whole}}
-    state: dict[str, Any] = {
-        "format": FORMAT,
-        "base": {"path": str(base.resolve()), "sha256": base_digest},
-        "rank": rank,
-        "alpha": alpha,
-        "projections": list(projections),
-        "learnt_whole": list(learnt_whole),
-        "protocol": bundle.protocol.model_dump(mode="json"),
-        "provenance": dict(bundle.provenance),
-    }
+    state = State(
+        format=FORMAT,
+        base=Base(path=str(base.resolve()), sha256=base_digest),
+        rank=rank,
+        alpha=alpha,
+        projections=tuple(projections),
+        learnt_whole=tuple(learnt_whole),
+        protocol=bundle.protocol,
+        provenance=dict(bundle.provenance),
+    )
     with replaced(folder, mark=MARK) as new:
         save_file(
             {name: t.detach().float().cpu().contiguous() for name, t in tensors.items()},
@@ -90,7 +117,7 @@ def save_adapter(
             metadata={"format": "pt"},
         )
         write_text(new / "config.json", dumps(bundle.config, ".json"))
-        write_text(new / MARK, json.dumps(state, indent=1, ensure_ascii=False) + "\n")
+        write_text(new / MARK, json.dumps(state.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n")
     return folder
 
 
@@ -113,20 +140,22 @@ def load_adapter(
     """
     state = read_state(folder)
     found = digest(base.model)
-    if found != state["base"]["sha256"]:
+    if found != state.base.sha256:
         raise ArtifactError(
-            f"{folder}: learnt on other weights than those of {state['base']['path']}: their digest is"
-            f" {found[:12]}…, {MARK} says {state['base']['sha256'][:12]}…"
+            f"{folder}: learnt on other weights than those of {state.base.path}: their digest is"
+            f" {found[:12]}…, {MARK} says {state.base.sha256[:12]}…"
         )
     try:
         config = read(ModelConfig, folder / "config.json")
-        protocol = parse(Protocol, state["protocol"], where=f"{folder / MARK}: protocol")
     except ConfigError as error:
         raise ArtifactError(str(error)) from None
     model = build(config, seed=SEED)
     transplant(base.model, model)
-    attach(model, rank=state["rank"], alpha=state["alpha"], targets=state["projections"], seed=SEED)
-    places = {**factors(model), **{n: dict(model.named_parameters())[n] for n in state["learnt_whole"]}}
+    attach(model, rank=state.rank, alpha=state.alpha, targets=state.projections, seed=SEED)
+    named = dict(model.named_parameters())
+    if strange := [name for name in state.learnt_whole if name not in named]:
+        raise ArtifactError(f"{folder / MARK}: learnt_whole: the network has no parameter {strange[0]!r}")
+    places = {**factors(model), **{name: named[name] for name in state.learnt_whole}}
     file = SafetensorsFile(folder / "adapter.safetensors")
     shapes = {name: tuple(p.shape) for name, p in places.items()}
     refuse_strangers(file.path, shapes, {name: file.shape(name) for name in file.names()})
@@ -136,7 +165,7 @@ def load_adapter(
     before = _outputs(model.eval())
     if not all(torch.equal(a, b) for a, b in zip(before, _outputs(merge(model)), strict=True)):
         raise CheckError(f"{folder}: merged into its base, the network gives other numbers")
-    bundle = Bundle(model, config, base.tokenizer, base.source_tokenizer, protocol, state["provenance"])
+    bundle = Bundle(model, config, base.tokenizer, base.source_tokenizer, state.protocol, state.provenance)
     return bundle.to(device=device, dtype=dtype)
 
 
@@ -148,7 +177,7 @@ def _outputs(model: Transformer) -> list[torch.Tensor]:
     return [t for t in (found.hidden, found.logits, found.pooled) if t is not None]
 
 
-def read_state(folder: Path) -> Mapping[str, Any]:
+def read_state(folder: Path) -> State:
     """The contents of ``adapter.json``.
 
     Raises:
@@ -157,11 +186,10 @@ def read_state(folder: Path) -> Mapping[str, Any]:
     path = folder / MARK
     try:
         state = read_table(path)
+        if state.get("format") != FORMAT:
+            raise ArtifactError(
+                f"{path}: format {state.get('format')!r} is unknown; this version reads {FORMAT}"
+            )
+        return parse(State, state, where=str(path))
     except ConfigError as error:
         raise ArtifactError(str(error)) from None
-    if state.get("format") != FORMAT:
-        raise ArtifactError(f"{path}: format {state.get('format')!r} is unknown; this version reads {FORMAT}")
-    needed = ("base", "rank", "alpha", "projections", "learnt_whole", "protocol", "provenance")
-    if missing := [key for key in needed if key not in state]:
-        raise ArtifactError(f"{path}: missing: {', '.join(missing)}")
-    return state

@@ -21,12 +21,12 @@ import torch
 
 from isoform.checkpoints import narrow, probe
 from isoform.checkpoints.bundle import Bundle
-from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.weights import SafetensorsFile, fill, refuse_strangers, skeleton, stored_names
 from isoform.checkpoints.written import refuse_misshapen
 from isoform.config import ModelConfig
 from isoform.config.base import parse
 from isoform.config.files import dumps, read, read_table, write_text
+from isoform.config.folders import replaced
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError, CheckError, ConfigError, IsoformError, TokenizerError
 from isoform.nn import Transformer

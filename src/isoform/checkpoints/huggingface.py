@@ -15,7 +15,6 @@ from isoform.checkpoints.checked import Checked
 from isoform.checkpoints.entries import FamilyMapping
 from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.folder_vocabularies import Found, find
-from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.keys import IRRELEVANT, Keys, understood
 from isoform.checkpoints.mapping import Weights, load_weights, save_weights
 from isoform.checkpoints.protocol import read_protocol, write_protocol
@@ -25,6 +24,7 @@ from isoform.checkpoints.weights import skeleton
 from isoform.checkpoints.written_vocabularies import write_tokenizer
 from isoform.config import ModelConfig, PoolingHead, difference
 from isoform.config.files import write_text
+from isoform.config.folders import replaced
 from isoform.config.protocol import Protocol
 from isoform.data.tokenizer import Template
 from isoform.errors import ArtifactError, IsoformError, did_you_mean

@@ -49,7 +49,7 @@ def load(
     if not path.exists():
         raise ArtifactError(f"{path}: no such file or folder")
     if adapter.is_adapter(path):
-        base = load(adapter.read_state(path)["base"]["path"], check=check, unpickle=unpickle)
+        base = load(adapter.read_state(path).base.path, check=check, unpickle=unpickle)
         return adapter.load_adapter(path, base, dtype=dtype, device=device)
     if artifact.is_artifact(path):
         return artifact.load(path, check=check, dtype=dtype, device=device)

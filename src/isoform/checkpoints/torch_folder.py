@@ -20,7 +20,6 @@ from isoform.checkpoints import artifact, probe
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.checked import Checked, EngineCheck
 from isoform.checkpoints.entries import CrossPacked, FamilyMapping, Layers, Module, Same
-from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.keys import understood
 from isoform.checkpoints.mapping import load_weights, save_weights
 from isoform.checkpoints.shards import Shards
@@ -30,6 +29,7 @@ from isoform.checkpoints.weights import SafetensorsFile, skeleton, stored_names
 from isoform.config import ModelConfig, Stack, TwoLayer
 from isoform.config.base import parse
 from isoform.config.files import write_text
+from isoform.config.folders import replaced
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError, CheckError, ConfigError
 from isoform.nn import Transformer, capture

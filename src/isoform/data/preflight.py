@@ -13,6 +13,7 @@ from isoform.data.config import Empty, OverLong
 from isoform.data.corpus import empty_records
 from isoform.data.ragged import Ints, Ragged
 from isoform.data.records import Labelled, Pair, Prompted, Record, Records, Tagged, columns
+from isoform.data.store import Contents
 from isoform.data.tokenizer import Tokenizer
 
 SHOWN = 10  # places listed of each fault
@@ -117,18 +118,18 @@ class Preflight:
         }
         return dataclasses.replace(self, parts=parts)
 
-    def with_stored(self, state: Mapping[str, Any], looked_at: int) -> Preflight:
+    def with_stored(self, state: Contents, looked_at: int) -> Preflight:
         """The same report, where only the first records of the training part were looked at closely.
 
         Args:
-            state: what `isoform.data.store.Stored` says of all of them.
+            state: what the store says of all of them.
             looked_at: how many the report is about.
         """
-        train = dataclasses.replace(self.parts["train"], records=state["records"] + state["empty"])
-        tokens = ", ".join(f"{count:,} {side}" for side, count in state["tokens"].items())
+        train = dataclasses.replace(self.parts["train"], records=state.records + state.empty)
+        tokens = ", ".join(f"{count:,} {side}" for side, count in state.tokens.items())
         said = (
-            f"train: kept as ids on disk: {state['rows']:,} rows, ids: {tokens}; {state['empty']:,} empty and"
-            f" {state['dropped']:,} over-long records left out, {state['truncated']:,} cut; lengths and"
+            f"train: kept as ids on disk: {state.rows:,} rows, ids: {tokens}; {state.empty:,} empty and"
+            f" {state.dropped:,} over-long records left out, {state.truncated:,} cut; lengths and"
             f" samples are those of the first {looked_at:,}"
         )
         return dataclasses.replace(self, parts={**self.parts, "train": train}, remarks=(*self.remarks, said))

@@ -14,8 +14,6 @@ import bisect
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from isoform.config.base import Frozen, Index, parse
 from isoform.config.files import read_table, write_text
+from isoform.config.folders import replaced
 from isoform.data.fit import Fit
 from isoform.data.ragged import Ints, Ragged
 from isoform.errors import ConfigError, DataError
@@ -58,6 +58,36 @@ class Chunk:
     file: int
 
 
+class Contents(Frozen):
+    """What ``complete.json`` says."""
+
+    format: int
+    request: dict[str, Any]
+    """What the ids were made of."""
+    files: tuple[str, ...]
+    """The corpus' files."""
+    first_rows: tuple[Index, ...]
+    """Number of each file's first row."""
+    sizes: dict[str, Index]
+    """Bytes of each array."""
+    records: Index
+    """Records, empty ones left out."""
+    empty: Index
+    """Empty records."""
+    dropped: Index
+    """Records over a limit that were left out."""
+    truncated: Index
+    """Records that were cut."""
+    rows: Index
+    """Rows that are kept."""
+    tokens: dict[str, Index]
+    """Ids of each side."""
+    longest: dict[str, Index]
+    """Ids of each side's longest row."""
+    sha256: str
+    """Digest of all ids."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stored:
     """An opened store. Arrays are mapped: what is not looked at is not in memory.
@@ -68,12 +98,12 @@ class Stored:
     """
 
     folder: Path
-    state: Mapping[str, Any]
+    state: Contents
 
     @property
     def digest(self) -> str:
         """SHA-256 of all ids."""
-        return self.state["sha256"]
+        return self.state.sha256
 
     def rows(self, side: str) -> Ragged:
         """The rows of a side."""
@@ -81,7 +111,7 @@ class Stored:
 
     def fit(self) -> Fit:
         """What the limits did."""
-        return Fit(self.array("kept"), self.state["dropped"], self.state["truncated"])
+        return Fit(self.array("kept"), self.state.dropped, self.state.truncated)
 
     def array(self, name: str) -> Any:
         """One array."""
@@ -91,8 +121,8 @@ class Stored:
     def where(self, record: int) -> str:
         """Where a record came from, for messages."""
         place = int(np.searchsorted(self.array("kept"), record))
-        file = bisect.bisect_right(self.state["first_rows"], place) - 1
-        return f"{self.state['files'][file]}, line {int(self.array('lines')[place])}"
+        file = bisect.bisect_right(self.state.first_rows, place) - 1
+        return f"{self.state.files[file]}, line {int(self.array('lines')[place])}"
 
     def seen(self, name: str) -> Seen:
         """The texts of ``records`` or ``sources``."""
@@ -140,15 +170,16 @@ def open_store(folder: Path, request: Mapping[str, Any]) -> Stored | None:
     state = read_table(path)
     if state.get("format") != FORMAT:
         raise DataError(f"{path}: format {state.get('format')!r} is unknown; this version reads {FORMAT}")
+    found = _contents(state, path)
     for key, value in json.loads(json.dumps(request)).items():
-        if state["request"].get(key) != value:
+        if found.request.get(key) != value:
             raise ConfigError(
                 f"{folder}: its ids were made of other {key} than now; remove it, or name another folder"
             )
-    for name, size in state["sizes"].items():
+    for name, size in found.sizes.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != size:
             raise DataError(f"{folder / name}: missing or cut; remove the folder to make it again")
-    return Stored(folder, state)
+    return Stored(folder, found)
 
 
 def write_store(
@@ -164,21 +195,21 @@ def write_store(
 
     Raises:
         DataError: no record is left.
+        ArtifactError: there is something else at that place.
     """
-    new = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    try:
+    with replaced(folder, mark=MARK) as new:
         state = _fill(new, chunks, files)
         sizes = {path.name: path.stat().st_size for path in sorted(new.iterdir())}
         complete = {"format": FORMAT, "request": request, "files": files, "sizes": sizes, **state}
         write_text(new / MARK, json.dumps(complete, indent=1, ensure_ascii=False) + "\n")
-        if folder.is_dir():
-            folder.rmdir()  # empty, as `open_store` has seen
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    return Stored(folder, read_table(folder / MARK))
+    return Stored(folder, _contents(read_table(folder / MARK), folder / MARK))
+
+
+def _contents(state: Mapping[str, Any], path: Path) -> Contents:
+    try:
+        return parse(Contents, state, where=f"{path}: damaged")
+    except ConfigError as error:
+        raise DataError(f"{error}; remove the folder to make it again") from None
 
 
 def _fill(new: Path, chunks: Iterable[Chunk], files: list[str]) -> dict[str, Any]:
@@ -222,7 +253,7 @@ def _fill(new: Path, chunks: Iterable[Chunk], files: list[str]) -> dict[str, Any
 
 
 class _Files:
-    """Files that are appended to, and flushed to disk at the end."""
+    """Files that are appended to."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -240,6 +271,4 @@ class _Files:
 
     def __exit__(self, *_: object) -> None:
         for file in self._open.values():
-            file.flush()
-            os.fsync(file.fileno())
             file.close()

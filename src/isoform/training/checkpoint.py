@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
-from isoform.checkpoints.folders import replaced
 from isoform.config.files import write_text
+from isoform.config.folders import replaced
 from isoform.errors import ArtifactError, IsoformError
 from isoform.nn import Transformer
 from isoform.training.ema import Ema

@@ -116,7 +116,7 @@ def refuse_too_long(cfg: ModelConfig, prepared: Prepared) -> None:
 
 def _longest(part: Part) -> int:
     if part.stored is not None and part.fit is not None:
-        return max(part.stored.state["longest"].values())
+        return max(part.stored.state.longest.values())
     if part.stored is not None:
         return _length(part.batches.largest())
     return max(_length(batch) for batch in part.batches.epoch(0))

@@ -19,10 +19,10 @@ from isoform.checkpoints.ctranslate2.specification import specification
 from isoform.checkpoints.ctranslate2.structure import BUILT_IN, sinusoids
 from isoform.checkpoints.ctranslate2.tensors import ENCODINGS, mapping
 from isoform.checkpoints.extras import need
-from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.mapping import save_weights
 from isoform.checkpoints.weights import fill, skeleton, stored_names
 from isoform.config import Learned, ModelConfig, Sinusoidal, difference
+from isoform.config.folders import replaced
 from isoform.data.tokenizer import Tokenizer
 from isoform.errors import ArtifactError, CheckError
 from isoform.nn import Transformer

@@ -18,10 +18,10 @@ from isoform.checkpoints.artifact import write_tokenizers
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.checked import Checked
 from isoform.checkpoints.extras import need
-from isoform.checkpoints.folders import replaced
 from isoform.checkpoints.onnx.graphs import TOTAL, Graph, Port, graphs
 from isoform.checkpoints.onnx.runtime import check
 from isoform.config.files import write_text
+from isoform.config.folders import replaced
 from isoform.errors import ArtifactError
 from isoform.nn import Attention, Transformer
 from isoform.nn.attention import Backend
