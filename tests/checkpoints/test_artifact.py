@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from isoform import config as c
-from isoform.checkpoints import Bundle, folders, load
+from isoform.checkpoints import Bundle, load
 from isoform.checkpoints.artifact import MARK
-from isoform.config import presets
+from isoform.config import folders, presets
 from isoform.config.protocol import Protocol
 from isoform.data import Characters, Tokenizer
 from isoform.errors import ArtifactError, CheckError
