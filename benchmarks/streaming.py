@@ -1,18 +1,22 @@
 """Does training from ids on disk keep its memory flat, and its speed?
 
-python -m benchmarks.streaming --gigabytes 2 --folder /tmp/streaming
+python -m benchmarks.streaming --gigabytes 2 --folder /tmp/streaming --text input.txt train.en-de.tsv.gz
 
-A corpus of that size is written once (lines of random words), tokenized piece by piece into a store, and
-learnt from; beside it the same kind of batches from a corpus in memory. Memory is what a process holds of its
-own (RssAnon): mapped pages belong to the system's cache, which takes them back when it needs room.
+A corpus of that size is written once (documents of one to twelve lines, drawn from the texts), tokenized
+piece by piece into a store, and learnt from; beside it the same kind of batches from a corpus in memory.
+Measured is the memory a process holds of its own (RssAnon): mapped pages belong to the system's cache, which
+takes them back when it needs room.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import itertools
 import json
+import statistics
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +24,13 @@ import numpy as np
 import torch
 
 from isoform.config import presets
-from isoform.data import Packed, Store, Task, TextData, TokenBudget, TokenizersConfig, Words, prepare
+from isoform.data import BytesBpe, Packed, Store, Task, TextData, TokenBudget, TokenizersConfig, prepare
 from isoform.nn import build
 from isoform.training import Learner, Work
 
-WORDS, LINE = 4_000, 60  # distinct words, words a line
+LINES = 12  # the most lines of a document
 SMALL = 20_000  # lines of the corpus that is read into memory
-STEPS, WARM = 60, 10
+STEPS, ROUNDS = 10, 40  # updates at a time, and how often
 
 
 def own_megabytes() -> float:
@@ -37,57 +41,82 @@ def own_megabytes() -> float:
     raise OSError("no RssAnon in /proc/self/status")
 
 
-def write_corpus(path: Path, size: int) -> None:
-    """Lines of random words, at least so many bytes."""
+class Watch:
+    """The most that this process holds itself, looked at ten times a second."""
+
+    def __init__(self) -> None:
+        self._most = own_megabytes()
+        self._over = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.1):
+            self._most = max(self._most, own_megabytes())
+
+    def most(self) -> float:
+        """The most so far; from here on it is looked for anew."""
+        found, self._most = max(self._most, own_megabytes()), 0.0
+        return found
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text that are not blank, plain or gzipped."""
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def write_corpus(path: Path, size: int, lines: list[str]) -> None:
+    """Documents, one a line, at least so many bytes together."""
     generator = np.random.default_rng(0)
-    known = np.array([f"w{number:x}" for number in range(WORDS)])
     written = 0
-    with path.open("w") as file:
+    with path.open("wb") as file:
         while written < size:
-            block = "\n".join(" ".join(row) for row in known[generator.integers(WORDS, size=(2000, LINE))])
-            written += file.write(block + "\n")
+            counts = generator.integers(1, LINES + 1, size=2000)
+            drawn = iter(generator.integers(len(lines), size=int(counts.sum())).tolist())
+            block = "\n".join(" ".join(lines[next(drawn)] for _ in range(count)) for count in counts)
+            written += file.write(f"{block}\n".encode())
 
 
 def prepared(folder: Path, name: str, store: Store | None, packed: bool) -> Any:
     """The corpus' batches."""
     batching: Any = Packed(length=256, batch_size=4) if packed else TokenBudget(max_tokens=1000, pool=4096)
     data = TextData(documents="lines", train=Path(name), store=store)
-    tokenizers = TokenizersConfig(shared=Words(max_texts=2_000))
+    tokenizers = TokenizersConfig(shared=BytesBpe(vocab_size=4_000))
     return prepare(Task(data, batching, folder, seed=1), tokenizers)
 
 
-def speed(found: Any, watch: Callable[[], None]) -> dict[str, float]:
-    """Updates on the first batches: ids a second, and the share of time in which batches were waited for."""
-    config = presets.gpt2(
-        found.tokenizers.target.vocab_size, d_model=64, n_heads=4, ffn_width=256, n_layers=2
-    )
-    learner = Learner(build(config, seed=0), smoothing=0.0, z_loss=0.0)
-    optimizer = torch.optim.AdamW(learner.parameters(), lr=1e-3)
-    batches = found.train.batches.epoch(0)
-    tokens = waited = 0.0
-    for step in range(STEPS + WARM):
-        if step == WARM:
-            start, tokens, waited = time.perf_counter(), 0, 0.0
-        before = time.perf_counter()
-        work = Work.of(next(batches), torch.device("cpu"))
-        waited += time.perf_counter() - before
-        loss, _, _ = learner(work)
-        (loss / work.count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        tokens += work.count
-        watch()
-    seconds = time.perf_counter() - start
-    return {"ids_per_second": tokens / seconds, "waiting": waited / seconds}
+class Trainer:
+    """Updates on the batches of an epoch."""
+
+    def __init__(self, found: Any) -> None:
+        size = found.tokenizers.target.vocab_size
+        config = presets.gpt2(size, d_model=64, n_heads=4, ffn_width=256, n_layers=2)
+        self._learner = Learner(build(config, seed=0), smoothing=0.0, z_loss=0.0)
+        self._optimizer = torch.optim.AdamW(self._learner.parameters(), lr=1e-3)
+        self._batches = found.train.batches.epoch(0)
+
+    def steps(self, count: int) -> tuple[float, float]:
+        """Ids a second, and the share of the time in which batches were waited for."""
+        start, ids, waited = time.perf_counter(), 0, 0.0
+        for _ in range(count):
+            before = time.perf_counter()
+            work = Work.of(next(self._batches), torch.device("cpu"))
+            waited += time.perf_counter() - before
+            loss, _, _ = self._learner(work)
+            (loss / work.count).backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            ids += work.count
+        seconds = time.perf_counter() - start
+        return ids / seconds, waited / seconds
 
 
-def passed(found: Any, watch: Callable[[], None]) -> float:
+def passed(found: Any) -> float:
     """Make every batch of an epoch; ids a second."""
     start, ids = time.perf_counter(), 0
-    for number, batch in enumerate(found.train.batches.epoch(0)):
+    for batch in found.train.batches.epoch(0):
         ids += int(batch.supervised.sum())
-        if number % 100 == 0:
-            watch()
     return ids / (time.perf_counter() - start)
 
 
@@ -96,6 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--text", type=Path, nargs="+", required=True)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--packed", action="store_true")
     given = parser.parse_args()
@@ -103,51 +133,46 @@ def main() -> None:
     torch.set_num_threads(1)
     large, small = given.folder / "large.txt", given.folder / "small.txt"
     if not large.exists():
-        write_corpus(large, int(given.gigabytes * 1e9))
-    with large.open() as lines:
-        small.write_text("".join(line for line, _ in zip(lines, range(SMALL), strict=False)))
-    held: list[float] = []
+        lines = [line for path in given.text for line in lines_of(path)]
+        write_corpus(given.folder / "begun.txt", int(given.gigabytes * 1e9), lines)
+        (given.folder / "begun.txt").rename(large)
+    with large.open(encoding="utf-8") as lines:
+        small.write_text("".join(itertools.islice(lines, SMALL)), encoding="utf-8")
 
-    def watch() -> None:
-        held.append(own_megabytes())
-
-    # The two take turns, so that what else the machine does meets both.
     memory = prepared(given.folder, "small.txt", None, given.packed)
-    watch()
-    before = held[-1]
+    watch = Watch()
+    held = {"before": watch.most()}
     start = time.perf_counter()
     store = Store(folder=Path("large.ids"), workers=given.workers, sample=2_000)
     disk = prepared(given.folder, "large.txt", store, given.packed)
-    writing = time.perf_counter() - start
-    watch()
-    after_writing = held[-1]
-    rounds = [(speed(memory, watch), speed(disk, watch)) for _ in range(5)]
+    opening = time.perf_counter() - start
+    held |= {"most_while_opening_or_writing": watch.most(), "after_it": own_megabytes()}
+    # The two take turns, so that what else the machine does meets both; the first round is not counted.
+    trainers = {"memory": Trainer(memory), "disk": Trainer(disk)}
+    rounds = [{name: trainer.steps(STEPS) for name, trainer in trainers.items()} for _ in range(ROUNDS + 1)][
+        1:
+    ]
+    held["most_while_training"] = watch.most()
+    passing = passed(disk)
+    held["most_in_a_pass"] = watch.most()
     state = disk.train.stored.state
-    held.clear()
-    passing = passed(disk, watch)
-    median = {
-        name: {key: float(np.median([pair[side][key] for pair in rounds])) for key in rounds[0][side]}
-        for side, name in enumerate(("memory", "disk"))
+    answer = {
+        "bytes": large.stat().st_size,
+        "ids": state.tokens["tokens"],
+        "rows": state.rows,
+        "seconds_to_open_or_write": opening,
+        "megabytes": held,
+        "ids_per_second_of_batches_alone": passing,
+        **{
+            name: {
+                "ids_per_second": statistics.median(found[name][0] for found in rounds),
+                "waiting": statistics.median(found[name][1] for found in rounds),
+            }
+            for name in trainers
+        },
+        "disk_over_memory": statistics.median(found["disk"][0] / found["memory"][0] for found in rounds),
     }
-    print(
-        json.dumps(
-            {
-                "bytes": large.stat().st_size,
-                "ids": state["tokens"]["tokens"],
-                "rows": state["rows"],
-                "seconds_to_open_or_write": writing,
-                "megabytes_before": before,
-                "megabytes_after_opening": after_writing,
-                "megabytes_in_a_pass": [min(held), max(held)],
-                "ids_per_second_of_batches_alone": passing,
-                **median,
-                "disk_over_memory": float(
-                    np.median([d["ids_per_second"] / m["ids_per_second"] for m, d in rounds])
-                ),
-            },
-            indent=1,
-        )
-    )
+    print(json.dumps(answer, indent=1))
 
 
 if __name__ == "__main__":

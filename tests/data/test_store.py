@@ -14,7 +14,10 @@ import zstandard
 
 from isoform.data import (
     Characters,
+    Conll,
     Jsonl,
+    LabelledData,
+    LabelTsv,
     Packed,
     ParallelData,
     PrefixData,
@@ -22,6 +25,7 @@ from isoform.data import (
     Sides,
     Specials,
     Store,
+    TaggedData,
     Task,
     TextData,
     TokenBudget,
@@ -61,7 +65,8 @@ def same(one: Prepared, two: Prepared) -> None:
     for epoch, start in ((0, 0), (1, 2)):
         pairs = zip(one.train.batches.epoch(epoch, start), two.train.batches.epoch(epoch, start), strict=True)
         for a, b in pairs:
-            for mine, other in ((a.decoder_input, b.decoder_input), (a.source, b.source)):
+            for name in ("decoder_input", "source", "tokens"):
+                mine, other = getattr(a, name, None), getattr(b, name, None)
                 assert (mine is None) == (other is None)
                 if mine is not None and other is not None:
                     assert torch.equal(mine.ids, other.ids)
@@ -84,6 +89,14 @@ def kinds(folder: Path) -> dict[str, tuple[Any, Any]]:
     )
     stream = folder / "stream.txt.gz"
     stream.write_bytes(gzip.compress("\n".join(t.strip() for t in texts if t).encode()))
+    # Labels in no order, one of them on an empty text alone, one met late, one on over-long texts alone.
+    names = ["pear", "fig", *(["fig", "apple"] * 29)]
+    names[17], names[49] = "none", "date"
+    (folder / "labels.tsv").write_text(
+        "".join(f"{t}\t{'zoo' if len(t) > 10 else n}\n" for t, n in zip(texts, names, strict=True))
+    )
+    sentences = ("".join(f"{w} {w[-2:-1] or 'q'}{len(w) % 3}\n" for w in t.split()) for t in texts)
+    (folder / "tags.conll").write_text("\n".join(sentence for sentence in sentences if sentence))
     drop: dict[str, Any] = {"empty": "drop", "over_long": "drop"}
     two = Sides(source=Path("a.txt"), target=Path("b.txt"))
     return {
@@ -114,10 +127,23 @@ def kinds(folder: Path) -> dict[str, tuple[Any, Any]]:
             ),
             BUDGET,
         ),
+        "labelled": (
+            LabelledData(format=LabelTsv(text=1, label=2), train=Path("labels.tsv"), max_length=10, **drop),
+            BUDGET,
+        ),
+        "tagged": (
+            TaggedData(
+                format=Conll(word=1, tag=2), train=Path("tags.conll"), max_length=8, over_long="truncate"
+            ),
+            BUDGET,
+        ),
     }
 
 
-@pytest.mark.parametrize("kind", ["lines", "jsonl", "packed", "stream", "pairs", "two files", "prompts"])
+@pytest.mark.parametrize(
+    "kind",
+    ["lines", "jsonl", "packed", "stream", "pairs", "two files", "prompts", "labelled", "tagged"],
+)
 def test_batches_are_those_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     from isoform.data import streaming
 
@@ -128,6 +154,8 @@ def test_batches_are_those_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     kept = data.replace(store=Store(folder=Path("ids"), sample=1000))
     one, two = ready(tmp_path, data, batching), ready(tmp_path, kept, batching)
     same(one, two)
+    assert one.classes == two.classes
+    assert one.preflight.parts["train"].classes == two.preflight.parts["train"].classes
     first = next(iter(two.train.batches.epoch(0)))
     row = int(first.rows[0])
     assert one.train.where(row) == two.train.where(row)
@@ -175,6 +203,22 @@ def test_a_bad_record_is_named_by_its_own_file_whoever_tokenizes(tmp_path: Path)
         with pytest.raises(DataError, match=r"part-1\.txt, line 2: an empty side"):
             ready(tmp_path, chosen, BUDGET)
     assert not list(tmp_path.glob("*ids*"))  # nothing half-written
+
+
+def test_labels_are_those_of_all_records_not_of_the_sample(tmp_path: Path) -> None:
+    texts = words(40)
+    (tmp_path / "train.tsv").write_text(
+        "".join(f"{t}\t{'late' if i > 30 else 'soon'}\n" for i, t in enumerate(texts))
+    )
+    (tmp_path / "dev.tsv").write_text("ab\tlate\n")
+    form = LabelTsv(text=1, label=2)
+    data = LabelledData(format=form, train=Path("train.tsv"), validation=Path("dev.tsv"), store=STORE)
+    found = ready(tmp_path, data, BUDGET)
+    assert found.classes == {"late": 0, "soon": 1}
+    assert found.preflight.parts["train"].classes == {"late": 9, "soon": 31}
+    (tmp_path / "dev.tsv").write_text("ab\tnever\n")
+    with pytest.raises(DataError, match="validation: label 'never' does not occur in train"):
+        ready(tmp_path, data, BUDGET)
 
 
 def test_records_that_also_stand_in_train_are_found_by_their_hash(tmp_path: Path) -> None:

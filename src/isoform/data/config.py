@@ -265,12 +265,15 @@ class LabelledData(Part):
     """The part that early stopping and the choice of weights judge by (R35)."""
     test: Path | None = None
     """The part that is read once, at the end."""
+    store: Store | None = None
+    """Keeps the training part on disk instead of in memory."""
     max_length: Limit = None
     """The most tokens of a record, specials counted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> LabelledData:
         _check_split(self.split, self.validation, self.test)
+        _check_store(self.split, self.store)
         return self
 
 
@@ -286,12 +289,15 @@ class TaggedData(Part):
     """The part that early stopping and the choice of weights judge by (R35)."""
     test: Path | None = None
     """The part that is read once, at the end."""
+    store: Store | None = None
+    """Keeps the training part on disk instead of in memory."""
     max_length: Limit = None
     """The most tokens of a record, specials counted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> TaggedData:
         _check_split(self.split, self.validation, self.test)
+        _check_store(self.split, self.store)
         return self
 
 

@@ -165,9 +165,8 @@ def check(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Checked:
         return Checked(examine(parts, ids, by_side, _limits(task.data)), tokenizers, dict(parts), ids)
     stored = streaming.stored(cast("streaming.Streamed", task.data), tokenizers, task.base)
     seen = stored.seen("records"), stored.seen("sources")
-    report = examine(parts, ids, by_side, _limits(task.data), seen).with_stored(
-        stored.state, len(parts["train"])
-    )
+    report = examine(parts, ids, by_side, _limits(task.data), seen, stored.state.classes)
+    report = report.with_stored(stored.state, len(parts["train"]))
     return Checked(report, tokenizers, dict(parts), ids, stored)
 
 
@@ -205,6 +204,16 @@ def stored_part(task: Task, records: Records[Record], stored: Stored, tokenizers
         return Part(
             records, sequences.prompt_batches(prompts, pad=pad, budget=batching, **common), fit, stored
         )
+    if isinstance(data, LabelledData | TaggedData):
+        assert isinstance(batching, TokenBudget)
+        if isinstance(data, LabelledData):
+            found = labelling.class_batches(
+                encode.EncodedLabels(rows, stored.array("labels"), fit), pad=pad, budget=batching, **common
+            )
+        else:
+            tags = encode.EncodedTags(rows, stored.rows("tags"), fit)
+            found = labelling.tag_batches(tags, pad=pad, budget=batching, **common)
+        return Part(records, found, fit, stored)
     if isinstance(batching, Windows):
         windows = RandomWindows(rows.flat, windows=batching, seed=task.seed, where=where(0))
         return Part(records, windows, None, stored)

@@ -12,7 +12,7 @@ from isoform.data.batching import BucketReport
 from isoform.data.config import Empty, OverLong
 from isoform.data.corpus import empty_records
 from isoform.data.ragged import Ints, Ragged
-from isoform.data.records import Labelled, Pair, Prompted, Record, Records, Tagged, columns
+from isoform.data.records import Pair, Prompted, Record, Records, columns, labels
 from isoform.data.store import Contents
 from isoform.data.tokenizer import Tokenizer
 
@@ -160,6 +160,7 @@ def examine(
     tokenizers: Mapping[str, Tokenizer],
     limits: Limits,
     training: tuple[Container[object], Container[object]] | None = None,
+    classes: Mapping[str, int] | None = None,
 ) -> Preflight:
     """Examine the parts of the data; nothing is raised for what is wrong with a record.
 
@@ -169,6 +170,7 @@ def examine(
         tokenizers: by side: ``source`` and ``target``, ``prompt`` and ``answer``, or ``text``.
         limits: on ``source`` and ``target``, on ``"prompt and answer"``, or on ``text``.
         training: all training records and their sources, where ``"train"`` holds only some of them.
+        classes: how often each label stands in all of them, there.
     """
     train = parts["train"]
     if training is None:
@@ -180,6 +182,8 @@ def examine(
     for name, records in parts.items():
         seen = training if name != "train" else (set[tuple[str, ...]](), set[str]())
         report = _examine(records, ids[name], tokenizers, limits, seen)
+        if name == "train" and classes is not None:
+            report = dataclasses.replace(report, classes=dict(classes))
         reports[name] = report
         _judge(name, report, reports["train"], limits, problems, remarks)
     if "validation" not in parts:
@@ -212,7 +216,7 @@ def _examine(
         empty=_places(records, empty_records(records)),
         over_long=Places(len({i for i, _ in over}), tuple(place for _, place in over[:SHOWN])),
         sides={name: _side(ragged, tokenizers[name].special.unk) for name, ragged in encoded.items()},
-        classes=_classes(records),
+        classes=dict(sorted(labels(records.items).items())),
         same_records=_places(records, same),
         same_sources=sum(text[0] in training[1] for text in texts),
         batches=None,
@@ -284,17 +288,6 @@ def _judge(
         remarks.append(
             f"{name}: the source of {report.same_sources} of {report.records} records also stands in train"
         )
-
-
-def _classes(records: Records[Record]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for record in records.items:
-        if isinstance(record, Labelled):
-            counts[record.label] = counts.get(record.label, 0) + 1
-        elif isinstance(record, Tagged):
-            for tag in record.tags:
-                counts[tag] = counts.get(tag, 0) + 1
-    return dict(sorted(counts.items()))
 
 
 def _places(records: Records[Record], indices: list[int]) -> Places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,23 @@ def columns(items: Sequence[Record]) -> dict[str, list[str]]:
     if isinstance(items[0], Tagged):
         return {"text": [" ".join(r.words) for r in cast("Sequence[Tagged]", items)]}
     return {"text": [r.text for r in cast("Sequence[Document | Labelled]", items)]}
+
+
+def labels(items: Sequence[Record]) -> dict[str, int]:
+    """How often each label or tag stands in records; nothing for those without."""
+    return dict(
+        collections.Counter(
+            label
+            for record in items
+            for label in (
+                (record.label,)
+                if isinstance(record, Labelled)
+                else record.tags
+                if isinstance(record, Tagged)
+                else ()
+            )
+        )
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@
 ``SIDE.starts``, ``SIDE.lengths``  int64, where each row begins and how many ids it has
 ``kept``, ``lines``   int64, number and line of the record that each row comes from
 ``prefix``            int64, how many ids of each row are the prompt's, where there are prompts
+``labels``            int64, number of each row's label; of tagged words ``tags.ids`` and so on, as of a side
 ``records.keys``, ``sources.keys``  uint64, sorted hashes of the training text, to find leaks by
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from isoform.config.base import Frozen, Index, parse
 from isoform.config.files import read_table, write_text
@@ -31,6 +33,7 @@ from isoform.errors import ConfigError, DataError
 FORMAT = 1
 MARK = "complete.json"
 TYPES = {"ids": np.int32, "keys": np.uint64}
+PIECE = 1 << 20  # numbers changed at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +42,16 @@ class Chunk:
 
     Attributes:
         rows: ids of each side, limits applied, templates included.
-        numbers: of each row: ``kept`` (counted from this chunk's first record), ``lines``, ``prefix``.
+        numbers: of each row: ``kept`` (counted from this chunk's first record), ``lines``, ``prefix``,
+            ``labels``.
         keys: hashes of the records and of their sources, kept or not.
         records: how many there were, empty ones left out.
         empty: how many were empty.
         dropped: how many were over a limit and left out.
         truncated: how many were cut.
         file: which of the files they come from.
+        classes: how often each label stands in the records, empty ones included, in the order of the numbers
+            that ``labels`` and the rows of ``tags`` hold.
     """
 
     rows: dict[str, Ragged]
@@ -56,6 +62,7 @@ class Chunk:
     dropped: int
     truncated: int
     file: int
+    classes: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
 
 class Contents(Frozen):
@@ -84,6 +91,8 @@ class Contents(Frozen):
     """Ids of each side."""
     longest: dict[str, Index]
     """Ids of each side's longest row."""
+    classes: dict[str, Index] = Field(default_factory=dict[str, int])
+    """How often each label stands in the records, in the order of their numbers."""
     sha256: str
     """Digest of all ids."""
 
@@ -217,13 +226,17 @@ def _fill(new: Path, chunks: Iterable[Chunk], files: list[str]) -> dict[str, Any
     tokens: dict[str, int] = {}
     longest: dict[str, int] = {}
     first_rows: list[int] = []
+    classes: dict[str, int] = {}
     digest = hashlib.sha256()
     with _Files(new) as out:
         for chunk in chunks:
             while len(first_rows) <= chunk.file:
                 first_rows.append(totals["rows"])
+            numbers = _numbered(chunk, classes)
             for side, ragged in chunk.rows.items():
                 ids = ragged.compact()
+                if side == "tags":
+                    ids = numbers[ids]
                 digest.update(ids.tobytes())
                 before = tokens.get(side, 0)
                 out.write(f"{side}.ids", ids)
@@ -231,8 +244,11 @@ def _fill(new: Path, chunks: Iterable[Chunk], files: list[str]) -> dict[str, Any
                 out.write(f"{side}.lengths", ragged.lengths)
                 tokens[side] = before + len(ids)
                 longest[side] = max(longest.get(side, 0), int(ragged.lengths.max(initial=0)))
-            for name, numbers in chunk.numbers.items():
-                out.write(name, numbers + totals["records"] if name == "kept" else numbers)
+            for name, values in chunk.numbers.items():
+                if name == "labels":
+                    values = numbers[values]
+                    digest.update(values.tobytes())
+                out.write(name, values + totals["records"] if name == "kept" else values)
             for name, keys in chunk.keys.items():
                 out.write(f"{name}.keys", keys)
             totals["rows"] += len(chunk.numbers["kept"])
@@ -247,9 +263,33 @@ def _fill(new: Path, chunks: Iterable[Chunk], files: list[str]) -> dict[str, Any
         keys: NDArray[np.uint64] = np.fromfile(path, np.uint64)
         keys.sort()
         keys.tofile(path)
+    ordered = dict(sorted(classes.items()))
+    _renumber(new, [list(ordered).index(label) for label in classes])
     first_rows += [totals["rows"]] * (len(files) - len(first_rows))
-    measured = {"tokens": tokens, "longest": longest, "first_rows": first_rows}
+    measured = {"tokens": tokens, "longest": longest, "first_rows": first_rows, "classes": ordered}
     return {**totals, **measured, "sha256": digest.hexdigest()}
+
+
+def _numbered(chunk: Chunk, classes: dict[str, int]) -> NDArray[np.int32]:
+    """What the chunk's numbers of labels are in the order in which all have been met; its counts are added.
+
+    The last one stands for -1, where there is no label.
+    """
+    for label, count in chunk.classes.items():
+        classes[label] = classes.get(label, 0) + count
+    places = {label: number for number, label in enumerate(classes)}
+    return np.array([*(places[label] for label in chunk.classes), -1], np.int32)
+
+
+def _renumber(folder: Path, numbers: list[int]) -> None:
+    """Give the labels on disk the numbers of their alphabetical order, a piece at a time."""
+    table = np.array([*numbers, -1])
+    for name in ("labels", "tags.ids"):
+        if (folder / name).is_file():
+            values = np.memmap(folder / name, dtype=TYPES.get(name.rpartition(".")[2], np.int64), mode="r+")
+            for start in range(0, len(values), PIECE):
+                values[start : start + PIECE] = table[values[start : start + PIECE]]
+            values.flush()
 
 
 class _Files:

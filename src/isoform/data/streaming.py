@@ -14,18 +14,37 @@ from typing import Any, cast
 import numpy as np
 
 from isoform.data import encode
-from isoform.data.config import ParallelData, PrefixData, Sides, Store, TextData
+from isoform.data.config import (
+    LabelledData,
+    ParallelData,
+    PrefixData,
+    Sides,
+    Store,
+    TaggedData,
+    TextData,
+)
 from isoform.data.corpus import empty_records, rows
 from isoform.data.files import blocks
+from isoform.data.fit import Fit
 from isoform.data.progress import track
-from isoform.data.ragged import Ragged
-from isoform.data.records import Document, Pair, Prompted, Record, Records, columns
+from isoform.data.ragged import Ints, Ragged
+from isoform.data.records import (
+    Document,
+    Labelled,
+    Pair,
+    Prompted,
+    Record,
+    Records,
+    Tagged,
+    columns,
+    labels,
+)
 from isoform.data.store import Chunk, Stored, keys_of, open_store, write_store
 from isoform.data.tokenizer import Tokenizer
 from isoform.data.vocabularies import Tokenizers
 from isoform.errors import ConfigError, DataError
 
-Streamed = ParallelData | PrefixData | TextData
+Streamed = ParallelData | PrefixData | TextData | LabelledData | TaggedData
 RECORDS = 2_000  # tokenized at a time
 BLOCK = 1_000_000  # characters of a stream read at a time
 STREAM_SAMPLE = 16  # blocks
@@ -50,7 +69,7 @@ class Piece:
 
 def streamed(data: object) -> Store | None:
     """Where the training part is kept, if it is not read into memory."""
-    return data.store if isinstance(data, ParallelData | PrefixData | TextData) else None
+    return data.store if isinstance(data, Streamed) else None
 
 
 def sample(data: Streamed, base: Path) -> Records[Record]:
@@ -167,26 +186,36 @@ class _Encoder:
         if bad and data.empty == "error":
             raise DataError(f'{whole.where(min(bad))}: an empty side; correct the file or set empty = "drop"')
         kept = [i for i in range(len(items)) if i not in bad]
-        records = whole.select(kept, "train")
-        prefix, sides, fit = self._rows(records)
-        numbers = {"kept": fit.kept, "lines": np.array(records.lines, np.int64)[fit.kept]}
-        if prefix is not None:
-            numbers["prefix"] = prefix
+        records, classes = whole.select(kept, "train"), labels(items)
+        more, sides, fit = self._rows(records, {label: number for number, label in enumerate(classes)})
+        numbers = {"kept": fit.kept, "lines": np.array(records.lines, np.int64)[fit.kept], **more}
         texts = list(zip(*columns(records.items).values(), strict=True))
         keys = {"records": keys_of(texts), "sources": keys_of((text[0],) for text in texts)}
         counts = (len(records), len(bad), fit.dropped, fit.truncated)
-        return Chunk(sides, numbers, keys, *counts, file=piece.file)
+        return Chunk(sides, numbers, keys, *counts, file=piece.file, classes=classes)
 
-    def _rows(self, records: Records[Record]) -> tuple[Any, dict[str, Ragged], Any]:
-        from isoform.data.fit import Fit
-
+    def _rows(
+        self, records: Records[Record], classes: dict[str, int]
+    ) -> tuple[dict[str, Ints], dict[str, Ragged], Fit]:
+        """Further numbers of each row, the rows by side, and which records they are."""
         data, source, target = self.data, self.source, self.target
         if not len(records):
             empty = {name: Ragged.from_lists([]) for name in SIDES[type(data)]}
-            return None, empty, Fit(np.arange(0), 0, 0)
+            return {}, empty, Fit(np.arange(0), 0, 0)
+        if isinstance(data, TaggedData):
+            tagged = encode.encode_tagged(
+                cast("Records[Tagged]", records),
+                source,
+                classes,
+                max_length=data.max_length,
+                over_long=data.over_long,
+            )
+            return {}, {"tokens": tagged.tokens, "tags": tagged.tags}, tagged.fit
         by_side = dict(zip(columns([records.items[0]]), (source, target), strict=False))
-        texts = columns(records.items)
-        ids = {name: Ragged.from_lists(by_side[name].encode_batch(column)) for name, column in texts.items()}
+        ids = {
+            name: Ragged.from_lists(by_side[name].encode_batch(column))
+            for name, column in columns(records.items).items()
+        }
         if isinstance(data, ParallelData):
             pairs = encode.encode_pairs(
                 cast("Records[Pair]", records),
@@ -197,13 +226,16 @@ class _Encoder:
                 max_target=data.max_target,
                 over_long=data.over_long,
             )
-            return None, {"source": pairs.source, "target": pairs.target}, pairs.fit
+            return {}, {"source": pairs.source, "target": pairs.target}, pairs.fit
         length: dict[str, Any] = {"max_length": data.max_length, "over_long": data.over_long}
         if isinstance(data, PrefixData):
             prompts = encode.encode_prompted(cast("Records[Prompted]", records), ids, source, **length)
-            return prompts.prefix, {"tokens": prompts.tokens}, prompts.fit
-        found = encode.encode_documents(cast("Records[Document]", records), ids, source, **length)
-        return None, {"tokens": found.tokens}, found.fit
+            return {"prefix": prompts.prefix}, {"tokens": prompts.tokens}, prompts.fit
+        if isinstance(data, LabelledData):
+            found = encode.encode_labelled(cast("Records[Labelled]", records), ids, source, classes, **length)
+            return {"labels": found.labels}, {"tokens": found.tokens}, found.fit
+        texts = encode.encode_documents(cast("Records[Document]", records), ids, source, **length)
+        return {}, {"tokens": texts.tokens}, texts.fit
 
     def _stream(self, piece: Piece) -> Chunk:
         text = cast("Document", piece.records[0][1]).text
@@ -217,6 +249,8 @@ SIDES: dict[type[Any], tuple[str, ...]] = {
     ParallelData: ("source", "target"),
     PrefixData: ("tokens",),
     TextData: ("tokens",),
+    LabelledData: ("tokens",),
+    TaggedData: ("tokens", "tags"),
 }
 
 
