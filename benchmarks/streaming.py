@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from isoform.config import presets
-from isoform.data import BytesBpe, Packed, Store, Task, TextData, TokenBudget, TokenizersConfig, prepare
+from isoform.data import Packed, Store, Task, TextData, TokenBudget, TokenizersConfig, Words, prepare
 from isoform.nn import build
 from isoform.training import Learner, Work
 
@@ -82,7 +82,7 @@ def prepared(folder: Path, name: str, store: Store | None, packed: bool) -> Any:
     """The corpus' batches."""
     batching: Any = Packed(length=256, batch_size=4) if packed else TokenBudget(max_tokens=1000, pool=4096)
     data = TextData(documents="lines", train=Path(name), store=store)
-    tokenizers = TokenizersConfig(shared=BytesBpe(vocab_size=4_000))
+    tokenizers = TokenizersConfig(shared=Words(vocab_size=4_000))
     return prepare(Task(data, batching, folder, seed=1), tokenizers)
 
 
@@ -149,9 +149,8 @@ def main() -> None:
     held |= {"most_while_opening_or_writing": watch.most(), "after_it": own_megabytes()}
     # The two take turns, so that what else the machine does meets both; the first round is not counted.
     trainers = {"memory": Trainer(memory), "disk": Trainer(disk)}
-    rounds = [{name: trainer.steps(STEPS) for name, trainer in trainers.items()} for _ in range(ROUNDS + 1)][
-        1:
-    ]
+    turns = [{name: each.steps(STEPS) for name, each in trainers.items()} for _ in range(ROUNDS + 1)]
+    rounds = turns[1:]
     held["most_while_training"] = watch.most()
     passing = passed(disk)
     held["most_in_a_pass"] = watch.most()

@@ -13,6 +13,7 @@ import torch
 from isoform.data import Characters, ParallelData, Store, Task, TokenBudget, TokenizersConfig, Tsv, prepare
 from isoform.training import fit
 from isoform.training.group import Group, joined
+from isoform.training.warm_start import adapt
 from training import toys
 from training.runs import settings
 
@@ -41,6 +42,7 @@ def chosen(**changes: Any) -> Any:
 
 def learn(folder: Path, changes: dict[str, Any], corpus: Path | None = None) -> Any:
     model = toys.pair_model(dropout=0.2)
+    adapt(model, chosen(**changes))
     validation = toys.pairs(11, seed=9, shuffle=None)
     train = toys.pairs(max_tokens=40) if corpus is None else spelled(corpus, Path("ids"))
     result = fit(model, train, validation, chosen(**changes), folder, quiet=True)

@@ -9,6 +9,7 @@ import torch
 
 from isoform.training import fit
 from isoform.training.checkpoint import Store
+from isoform.training.warm_start import adapt
 from training import toys
 from training.runs import Raising, same
 from training.several import STEPS, chosen, learn, spelled, together, weights
@@ -48,6 +49,23 @@ def test_the_same_weights_on_any_number_of_processes(
             alike(tensors, many.files(step)[file])
     for rank in range(size):
         alike(torch.load(single / "given-0.pt"), torch.load(tmp_path / f"given-{rank}.pt"))
+
+
+ADAPTERS = {
+    "lora": {"rank": 2, "alpha": 4.0, "targets": ("*.query", "*.up"), "learn_whole": ("*.before.weight",)}
+}
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
+def test_adapters_learn_alike_on_two_processes(tmp_path: Path, strategy: str) -> None:
+    """Weights and factors lie in pieces, what learns beside what does not."""
+    _, model = learn(tmp_path / "one", {**ADAPTERS, "steps": 6})
+    together(2, tmp_path / "two", **ADAPTERS, steps=6, **{"distributed.strategy": strategy})
+    alike(weights(model), torch.load(tmp_path / "two" / "given-1.pt"))
+    begun = toys.pair_model(dropout=0.2)
+    adapt(begun, chosen(**ADAPTERS))
+    moved = {n for n, p in begun.named_parameters() if not torch.equal(p, weights(model)[n])}
+    assert moved == {n for n, p in begun.named_parameters() if p.requires_grad}
 
 
 def test_a_run_goes_on_with_another_number_of_processes(single: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from isoform.nn import Transformer, build
 from isoform.nn.forms import form_of
 from isoform.nn.lora import adapted, attach, factors, projections
 from isoform.training.config import Pretrained
-from isoform.training.group import present
 from isoform.training.optimizer import matching
 from isoform.training.protocol import protocol_of
 from isoform.training.settings import Training
@@ -109,14 +108,11 @@ def adapt(model: Transformer, settings: Training) -> None:
     """Put the adapters that the settings ask for on a network that has none yet, in place.
 
     Raises:
-        ConfigError: patterns that nothing has, or pieces of weights on several processes, which adapters
-            cannot be put on.
+        ConfigError: patterns that nothing has.
     """
     lora = settings.lora
     if lora is None or adapted(model):
         return
-    if settings.distributed.strategy == "fsdp" and not present().alone:
-        raise ConfigError('training.lora: adapters need whole weights; set distributed.strategy to "ddp"')
     # Names first: with adapters on them, parameters have other ones.
     named = dict(model.named_parameters())
     whole = [n for pattern in lora.learn_whole for n in matching(pattern, list(named), "training.lora")]
