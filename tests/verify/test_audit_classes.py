@@ -34,6 +34,7 @@ GPT2 = {"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions"
 NEVER = {"prefix", "documents"}  # only inputs of ours say what these need
 PLAIN = NEVER | {"window", "cross-padding"}
 NO_LOSS = {"ties", "loss-shift", "loss-average"}
+NO_STEPS = {"cache", "decode-protocol"}
 
 
 def theirs(name: str, settings: dict[str, Any], kind: str) -> nn.Module:
@@ -41,24 +42,25 @@ def theirs(name: str, settings: dict[str, Any], kind: str) -> nn.Module:
     return getattr(transformers, name + kind)(getattr(transformers, f"{name}Config")(**settings))
 
 
-def x_transformer(kind: str) -> nn.Module:
+def x_transformer(kind: str, **settings: Any) -> nn.Module:
     x = pytest.importorskip("x_transformers")
-    stack = getattr(x, kind)(dim=24, depth=2, heads=3)
-    return x.TransformerWrapper(num_tokens=61, max_seq_len=40, attn_layers=stack)
+    stack = getattr(x, kind)(dim=24, depth=2, heads=3, **settings)
+    absolute = "rotary_pos_emb" not in settings
+    return x.TransformerWrapper(num_tokens=61, max_seq_len=40, use_abs_pos_emb=absolute, attn_layers=stack)
 
 
 # name: how it is made, what cannot be checked on it, what fails on it as it is
 CLASSES: dict[str, tuple[Any, set[str], set[str]]] = {
     "torch-encoder": (
         lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 6, 40, batch_first=True), 2),
-        PLAIN | NO_LOSS | {"causality", "cache"}, set(),
+        PLAIN | NO_LOSS | {"causality"} | NO_STEPS, set(),
     ),
     "torch-both-time-first": (
-        lambda: nn.Transformer(24, 6, 2, 2, 40), NEVER | NO_LOSS | {"window", "cache"}, set(),
+        lambda: nn.Transformer(24, 6, 2, 2, 40), NEVER | NO_LOSS | {"window"} | NO_STEPS, set(),
     ),
     "torch-both": (
         lambda: nn.Transformer(24, 6, 2, 2, 40, batch_first=True),
-        NEVER | NO_LOSS | {"window", "cache"}, set(),
+        NEVER | NO_LOSS | {"window"} | NO_STEPS, set(),
     ),
     "gpt2": (lambda: theirs("GPT2", GPT2, "LMHeadModel"), PLAIN, set()),
     "llama": (lambda: theirs("Llama", HIDDEN, "ForCausalLM"), PLAIN | {"train-dropout", "ties"}, set()),
@@ -66,22 +68,27 @@ CLASSES: dict[str, tuple[Any, set[str], set[str]]] = {
         lambda: theirs("Mistral", {**HIDDEN, "num_key_value_heads": 3, "sliding_window": 4}, "ForCausalLM"),
         NEVER | {"cross-padding", "train-dropout", "ties"}, set(),
     ),
-    "bert": (lambda: theirs("Bert", HIDDEN, "ForMaskedLM"), PLAIN | {"causality", "cache"}, set()),
+    "bert": (lambda: theirs("Bert", HIDDEN, "ForMaskedLM"), PLAIN | {"causality"} | NO_STEPS, set()),
     "t5": (lambda: theirs("T5", T5, "ForConditionalGeneration"), NEVER | {"window"}, set()),
     # Its decoder numbers places, not tokens, and takes no position ids.
     "bart": (
         lambda: theirs("Bart", BART, "ForConditionalGeneration"), NEVER | {"window"}, {"padding-left"},
     ),
+    # Its absolute positions count places too; with positions in the attention alone it keeps the promise.
+    "x-relative": (
+        lambda: x_transformer("Decoder", attn_dim_head=16, rotary_pos_emb=True),
+        PLAIN | NO_LOSS | {"train-dropout"} | NO_STEPS, set(),
+    ),
     "x-decoder": (
-        lambda: x_transformer("Decoder"), PLAIN | NO_LOSS | {"cache", "train-dropout"}, {"padding-left"},
+        lambda: x_transformer("Decoder"), PLAIN | NO_LOSS | {"train-dropout"} | NO_STEPS, {"padding-left"},
     ),
     "x-encoder": (
-        lambda: x_transformer("Encoder"), PLAIN | NO_LOSS | {"causality", "cache", "train-dropout"},
+        lambda: x_transformer("Encoder"), PLAIN | NO_LOSS | {"causality", "train-dropout"} | NO_STEPS,
         {"padding-left"},
     ),
     "plain": (
         Plain,
-        PLAIN | NO_LOSS | {"padding-left", "padding-right", "cache", "train-dropout", "masked-rows"}, set(),
+        PLAIN | NO_LOSS | {"padding-left", "padding-right", "train-dropout", "masked-rows"} | NO_STEPS, set(),
     ),
 }  # fmt: skip
 ALWAYS = ("torch-encoder", "torch-both-time-first", "gpt2", "t5", "plain")
@@ -234,3 +241,39 @@ def test_what_cannot_be_run_is_not_passed() -> None:
     report = audit(Unmasked(), example_inputs(Unmasked()))
     for name in ("padding-left", "padding-right", "masked-rows"):
         assert report[name].passed is None and "expected [B, 1, T, T]" in report[name].statement
+
+
+def _starts_elsewhere(model: Any) -> None:
+    model.generation_config.decoder_start_token_id = 5
+
+
+def _forces_the_first(model: Any) -> None:
+    model.generation_config.forced_bos_token_id = 7
+
+
+def _counts_from_one(model: Any) -> None:
+    forward = model.forward
+    with torch.no_grad():
+        model.transformer.wpe.weight.copy_(20 * torch.eye(40, 24, dtype=torch.float64))
+
+    def late(input_ids: Tensor, past_key_values: Any = None, position_ids: Any = None, **rest: Any) -> Any:
+        past = past_key_values is not None and position_ids is not None and input_ids.shape[1] == 1
+        position_ids = position_ids + 1 if past else position_ids
+        return forward(input_ids, past_key_values=past_key_values, position_ids=position_ids, **rest)
+
+    model.forward = late
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "passed", "says"),
+    [
+        pytest.param("t5", _starts_elsewhere, False, "generation starts with 5", id="start"),
+        pytest.param("gpt2", _counts_from_one, False, "where the full pass scores", id="positions"),
+        pytest.param("t5", _forces_the_first, True, "greedy choices", id="forced"),
+    ],
+)
+def test_generation_follows_the_full_pass(name: str, change: Any, passed: bool, says: str) -> None:
+    model = made(name).double()
+    change(model)
+    check = audit(model, example_inputs(model), checks=["decode-protocol"])["decode-protocol"]
+    assert check.passed is passed and says in check.statement, check.statement

@@ -115,7 +115,7 @@ class Model:
         while self.graph.nodes[above].op in VIEWS and self.graph.args(above):
             above = self.graph.args(above)[0]
             wider = self.graph.values[above]
-            if wider.shape == (*value.shape, 1):
+            if wider.shape == (*value.shape, 1) and self.graph.canonical(value, 1) is not None:
                 return 1
         return value.shape[-1]
 

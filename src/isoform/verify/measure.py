@@ -23,13 +23,28 @@ def coarsest(model: Model) -> float:
     kinds = {p.dtype for p in model.recording.parameters.values() if p.is_floating_point()}
     kinds.add(graph.values[graph.output].dtype)
     eps = max(torch.finfo(kind).eps for kind in kinds if kind.is_floating_point)
+    for name, value in model.recording.parameters.items():
+        if name not in model.recording.trained and value.dtype == torch.float64 and _rounded(value):
+            eps = max(eps, torch.finfo(torch.float32).eps)
     for number in graph.useful:
         value = graph.values[number]
-        finer = not value.is_floating_point() or torch.finfo(value.dtype).eps <= eps
+        inexact = value.is_floating_point() or value.is_complex()
+        finer = not inexact or torch.finfo(value.dtype).eps <= eps
         # Whole numbers, masks and infinities are exact in every precision.
-        if not finer and bool(((value != value.round()) & (value.abs() < 1e9)).any()):
+        if not finer and bool(((value != _whole(value)) & (value.abs() < 1e9)).any()):
             eps = torch.finfo(value.dtype).eps
     return eps
+
+
+def _rounded(buffer: Tensor) -> bool:
+    """Whether constants were made in float32 and only then widened."""
+    return torch.equal(buffer.float().double(), buffer) and bool((_whole(buffer) != buffer).any())
+
+
+def _whole(value: Tensor) -> Tensor:
+    if value.is_complex():
+        return torch.complex(value.real.round(), value.imag.round())
+    return value.round()
 
 
 def perturbed(a: Model, nodes: list[int], eps: float) -> dict[int, Tensor]:

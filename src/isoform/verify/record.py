@@ -58,12 +58,13 @@ def _run(subject: Subject, in_memory: int) -> Recording:
     recorder.finish()
     reals: dict[str, str] = {}
     contents: dict[str, str] = {}
-    for stream in subject.streams:
-        name = f"{stream.role}: real"
+    roles = _roles(subject, main_tensor(result))
+    for stream, role in zip(subject.streams, roles, strict=True):
+        name = f"{role}: real"
         recorder.inputs[name] = subject.real(stream)
-        reals[stream.role] = name
+        reals[role] = name
         ids = f"{stream.name}.ids"
-        contents[stream.role] = ids if ids in recorder.inputs else stream.name
+        contents[role] = ids if ids in recorder.inputs else stream.name
     names = subject.module.named_parameters(remove_duplicate=False)
     groups: dict[int, list[str]] = {}
     for name, parameter in names:
@@ -80,6 +81,16 @@ def _run(subject: Subject, in_memory: int) -> Recording:
         contents=contents,
         trained=frozenset(name for name, _ in subject.module.named_parameters()),
     )
+
+
+def _roles(subject: Subject, result: Tensor) -> list[str]:
+    """Which stream is the target: by names, unless the result has the positions of the other one alone."""
+    roles = [str(stream.role) for stream in subject.streams]
+    sizes = [subject.content(stream).shape[:2] for stream in subject.streams]
+    fits = [result.dim() > 2 and size in (result.shape[:2], result.shape[:2][::-1]) for size in sizes]
+    if len(roles) == 2 and fits.count(True) == 1 and roles[fits.index(True)] == "source":
+        return roles[::-1]
+    return roles
 
 
 @contextmanager

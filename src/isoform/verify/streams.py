@@ -30,7 +30,10 @@ _MASKS: dict[str, tuple[str, MaskTruth]] = {
     "tgt": ("tgt_key_padding_mask", "padding"),
     "memory": ("memory_key_padding_mask", "padding"),
 }
-_SOURCES = ("source", "src", "memory", "encoder_hidden_states", "source_ids", "context")
+_SOURCES = frozenset(("source", "src", "memory", "enc", "encoder", "context"))
+_TARGETS = frozenset(("target", "tgt", "trg", "dec", "decoder"))
+"""Words of an argument's name."""
+
 _GENERIC_MASKS: tuple[tuple[str, MaskTruth], ...] = (
     ("attention_mask", "real"),
     ("padding_mask", "padding"),
@@ -70,27 +73,35 @@ def find_streams(
     found: list[Stream] = []
     for name, value in kwargs.items():
         if isinstance(value, Tokens):
-            found.append(Stream(name, "source" if name in _SOURCES else "target", name, "real"))
+            found.append(Stream(name, _role(name), name, "real"))
         elif isinstance(value, Tensor) and (name in _MASKS or _reads(name, value, bool(found))):
             mask, truth = _MASKS.get(name, (None, "real"))
             if mask is None or mask not in parameters:
                 mask, truth = _generic_mask(name, kwargs, parameters, batch_first)
-            found.append(Stream(name, "source" if name in _SOURCES else "target", mask, truth))
+            found.append(Stream(name, _role(name), mask, truth))
     if not found:
         raise ShapeError(
             f"{type(module).__name__}: no input looks like token ids [B, T] or vectors [B, T, d]"
         )
     targets = [s for s in found if s.role == "target"]
-    if any(s.name.startswith("decoder_") for s in targets):
+    if len(targets) > 1 and any(_words(s.name) & _TARGETS for s in targets):
         found = [
-            dataclasses.replace(s, role="target" if s.name.startswith("decoder_") else "source")
-            for s in found
+            dataclasses.replace(s, role="target" if _words(s.name) & _TARGETS else "source") for s in found
         ]
     elif not targets:
         found = [dataclasses.replace(found[0], role="target"), *found[1:]]
     elif len(targets) > 1:
         found = [dataclasses.replace(s, role="target" if s is targets[0] else "source") for s in found]
     return tuple(found)
+
+
+def _words(name: str) -> set[str]:
+    return set(name.lower().split("_"))
+
+
+def _role(name: str) -> Literal["target", "source"]:
+    words = _words(name)
+    return "source" if words & _SOURCES and not words & _TARGETS else "target"
 
 
 def _reads(name: str, value: Tensor, more: bool) -> bool:
@@ -110,6 +121,11 @@ def _generic_mask(
         given = kwargs.get(mask)
         if isinstance(given, Tensor) and given.shape == shape:
             return mask, _truth(given, "padding" if "padding" in mask else "real")
+    stem = name.removesuffix("_ids").removesuffix("_tokens") + "_"
+    for mask, given in kwargs.items():
+        alike = mask != name and mask.startswith(stem) and isinstance(given, Tensor) and given.shape == shape
+        if alike and any(word in mask for word in ("mask", "pad", "real", "valid")):
+            return mask, _truth(given, "padding" if "pad" in mask else "real")
     for mask, truth in _GENERIC_MASKS:
         given = kwargs.get(mask)
         if mask in parameters and (given is None or (isinstance(given, Tensor) and given.dim() == 2)):

@@ -26,6 +26,7 @@ from isoform.verify.audit.modes import (
     check_paths,
     check_train_dropout,
 )
+from isoform.verify.audit.protocol import check_decode_protocol
 from isoform.verify.audit.report import NAMES, AuditReport, Check
 from isoform.verify.audit.weights import check_reload, check_ties
 from isoform.verify.noise import in_double
@@ -80,6 +81,7 @@ def audit(
             "cross-padding": lambda: check_cross_padding(wide, seed=seed),
             "batch-independence": lambda: check_batch_independence(wide),
             "cache": lambda: check_cache(subject if step is not None else wide, step),
+            "decode-protocol": lambda: check_decode_protocol(wide),
             "eval-determinism": lambda: check_eval_determinism(subject),
             "train-dropout": lambda: check_train_dropout(subject),
             "paths": lambda: check_paths(subject, compiled=compiled),

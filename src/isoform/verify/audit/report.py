@@ -15,6 +15,7 @@ NAMES = (
     "cross-padding",
     "batch-independence",
     "cache",
+    "decode-protocol",
     "eval-determinism",
     "train-dropout",
     "paths",

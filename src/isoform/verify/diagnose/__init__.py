@@ -16,13 +16,15 @@ from isoform.verify.diagnose import attention, ending, feed_forward, losses, pre
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pairing import alone, pair, pairs
 from isoform.verify.diagnose.parts import Linear
-from isoform.verify.diagnose.probe import longer, other_weights, reweighted
+from isoform.verify.diagnose.probe import fixed, longer, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.structure import Structure
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.record import Recording, record
 from isoform.verify.stepping import Step
 from isoform.verify.subject import Inputs
+
+_MASKS = frozenset(("mask-polarity", "cross-mask", "causality", "sliding-window"))
 
 __all__ = ["Diagnosis", "Finding", "Place", "diagnose"]
 
@@ -73,6 +75,8 @@ def diagnose(
         pair = longer(reference, candidate, inputs, theirs)
         if pair is not None:
             a, b = Model(pair[0]), Model(pair[1])
+    if fixed(a) or fixed(b):
+        return found
     ours, other = other_weights(a, b)
     return _with_latent(found, examine(reweighted(a, ours), reweighted(b, other), latent=True))
 
@@ -130,6 +134,8 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
     unit = 2.0**-23 if rounding is None else torch.finfo(rounding).eps / 2
     allowed = max(_allowance(m, unit) for m in (a, b))
     evidence: dict[str, Any] = {"relative_difference": difference, "explained_by_rounding": allowed}
+    if stream.EXACT < difference <= allowed:
+        stream.check_small(case)
     if difference <= allowed and not case.raw:
         native = _native(first, second, a, b, role)
         verdict = "equivalent" if rounding is None and native <= 1e-3 else "noise"
@@ -170,6 +176,9 @@ def run(case: Case) -> None:
     for x, y in inners:
         _guarded(case, "feed-forward", (x.out.node, y.out.node), partial(feed_forward.check, case, x, y))
     _guarded(case, "result", ends, lambda: ending.check(case))
+    masks = {r.place.layer for r in case.raw if r.kind in _MASKS}
+    # Rows without anything to read are what such a mask leaves.
+    case.raw = [r for r in case.raw if r.kind != "masked-row-nan" or r.place.layer not in masks]
 
 
 def _guarded(case: Case, part: str, nodes: tuple[int, int], check: Callable[[], None]) -> None:

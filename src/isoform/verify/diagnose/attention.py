@@ -77,15 +77,19 @@ def _cores(case: Case, a: Site, b: Site) -> tuple[Core, Core] | None:
         value = value.nan_to_num()
         rows: Rows | None = case.rows.get(("site", b.index, name))
         inputs_a[name] = value
-        inputs_b[name] = value if rows is None else value[..., rows.index] * rows.scale
+        more = case.added.get(b.index, {}).get(name)
+        value = value if more is None else value + more[0]
+        fed = value if rows is None else value[..., rows.index] * rows.scale
+        inputs_b[name] = fed if more is None else fed - more[1]
         own = values_of(case.b, pb)
         if own is None or own.shape != inputs_b[name].shape:
             return None
     cores: list[Core] = []
-    for model, site, inputs in ((case.a, a, inputs_a), (case.b, b, inputs_b)):
+    for side, (model, site, inputs) in enumerate(((case.a, a, inputs_a), (case.b, b, inputs_b))):
         logits = model.graph.values[site.softmax]
         heads = logits.numel() // (model.graph.batch * logits.shape[-1] * logits.shape[-2])
-        cores.append(Core(model, site, heads, inputs))
+        added = {name: both[side] for name, both in case.added.get(b.index, {}).items()}
+        cores.append(Core(model, site, heads, inputs, added))
     return cores[0], cores[1]
 
 

@@ -76,6 +76,8 @@ class Case:
 
     Attributes:
         rows: for each attention and part, and each feed-forward network, how B's columns stand in A's.
+        foreign_entries: B's token lookups that give other vectors than A's, and not a multiple of them.
+        added: for each attention and part what A and B add to the projection behind its product.
     """
 
     def __init__(self, a: Model, b: Model, tolerance: float = 2e-6) -> None:
@@ -83,8 +85,11 @@ class Case:
         self.constants = 1e-6  # how well constants agree that are the same
         self.raw: list[Raw] = []
         self.rows: dict[Key, Any] = {}
+        self.added: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
+        self.foreign_entries: set[int] = set()
         self.torn = False  # one of the models has a part more, and the stream is another
         self.checked: list[tuple[str, int, float]] = []
+        self.small: list[Any] = []  # pairs of wires that differ, but less than the tolerance
 
     def differ(self, a: Tensor, b: Tensor, role: str) -> float:
         """Largest relative difference at real positions of a stream; both ``[B, T, …]``."""

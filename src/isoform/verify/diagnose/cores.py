@@ -25,19 +25,23 @@ class Core:
         site: the attention.
         heads: number of heads in the products.
         inputs: for q, k and v the reference's values in this model's order of columns, ``[B, T, columns]``.
+        added: for some of them what is added to them on the way.
     """
 
     model: Model
     site: Site
     heads: int
     inputs: dict[str, Tensor]
+    added: dict[str, Tensor] = dataclasses.field(default_factory=dict[str, Tensor])
 
     def given(self, **factors: float) -> dict[int, Tensor]:
-        """Values for the projections; a factor of 0 or 2 for q, k or v multiplies them."""
+        """Values for the projections; a factor of 0 or 2 for q, k or v multiplies them, biases included."""
         out: dict[int, Tensor] = {}
         for name, parts in (("q", self.site.q), ("k", self.site.k), ("v", self.site.v)):
             if parts:
-                filled(self.model, parts, self.inputs[name] * factors.get(name, 1.0), out)
+                factor, more = factors.get(name, 1.0), self.added.get(name)
+                value = self.inputs[name] * factor
+                filled(self.model, parts, value if more is None else value + more * (factor - 1), out)
         return out
 
     def put(self, name: str, value: Tensor) -> dict[int, Tensor]:
@@ -138,7 +142,7 @@ def shared_heads(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | 
     rows = case.rows.get(("site", b.site.index, which))
     if of_a is None or of_b is None or len(of_a) != len(of_b) or not all(of_a) or not all(of_b):
         return None
-    heads = _silent_heads(case, a, b)
+    heads = silent_heads(case, a, b)
     moved = of_b if rows is None else [sorted(int(rows.index[c]) for c in columns) for columns in of_b]
     if all(sorted(of_a[int(heads[h])]) == sorted(moved[h]) for h in range(len(moved))):
         return None
@@ -148,7 +152,8 @@ def shared_heads(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | 
     return (f"gives its heads the key–value heads {_row(groups_a)}", f"gives them {_row(groups_b)}")
 
 
-def _silent_heads(case: Case, a: Core, b: Core) -> Tensor:
+def silent_heads(case: Case, a: Core, b: Core) -> Tensor:
+    """`paired_heads` without a word about what is not paired."""
     before = list(case.raw)
     heads = paired_heads(case, Place("", None, "", "", "", ""), a, b)
     case.raw = before

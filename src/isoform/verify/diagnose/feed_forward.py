@@ -41,6 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu·10": lambda x: F.gelu(x).clamp(-10, 10),
 }
 CLOSE = 1e-6
+LARGE = 300.0
 Run = Callable[[Tensor, int, int], Tensor]
 """What a node, of so many features, is for what the maps in front give."""
 
@@ -54,12 +55,14 @@ class Body:
         activation: its name, None where it is none that is known.
         gate: columns that go through the activation; the others are the content.
         after: a norm after the activation.
+        shift: what is added in front of the activation, ``[columns]``.
     """
 
     form: str
     activation: str | None = None
     gate: Tensor | None = None
     after: Step | None = None
+    shift: Tensor | None = None
 
 
 def check(case: Case, a: Inner, b: Inner) -> None:
@@ -196,10 +199,16 @@ def identify_body(model: Model, inner: Inner) -> Body:
     generator = torch.Generator().manual_seed(5)
     x = 2.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
     y = run(x)
+    if float((y - y.flatten(0, 1)[0]).abs().max()) == 0:
+        return Body("other")  # whatever comes in
     if shape[-1] == width:
         name = _named(x, y)
         if name is not None:
             return Body("pointwise", name)
+        shift = (run(x + LARGE) - x - LARGE).flatten(0, 1).mean(0)  # most activations end in a straight line
+        name = _named(x + shift, y) if float(shift.abs().max()) < LARGE / 10 else None
+        if name is not None:
+            return Body("pointwise", name, shift=shift)
         if _local(run, x, y, [0]):
             return Body("pointwise", None)
         return _with_norm(model, inner, run, x)
@@ -237,7 +246,11 @@ def _local(run: Callable[..., Tensor], x: Tensor, y: Tensor, columns: list[int])
     inside, outside = x.clone(), 0.5 * x
     inside[..., columns] *= 0.5
     outside[..., columns] = x[..., columns]
-    return gap(run(inside)[..., 1:], y[..., 1:]) < CLOSE and gap(run(outside)[..., :1], y[..., :1]) < CLOSE
+    if gap(run(inside)[..., 1:], y[..., 1:]) > CLOSE or gap(run(outside)[..., :1], y[..., :1]) > CLOSE:
+        return False
+    later = x.clone()
+    later[:, :-1] *= 0.5
+    return x.shape[1] < 2 or gap(run(later)[:, -1], y[:, -1]) < CLOSE
 
 
 def _with_norm(model: Model, inner: Inner, run: Callable[..., Tensor], x: Tensor) -> Body:
@@ -286,6 +299,9 @@ def _compare(case: Case, place: Place, a: Body, b: Body, rows: Rows | None, orde
                 else ("takes the gate from one set of columns", "takes it from another")
             )
             add("gate-order", *words)
+    if not _same_shift(a.shift, b.shift):
+        words = {True: "adds no bias in front of the activation", False: "adds a bias there"}
+        add("bias-missing", words[a.shift is None], words[b.shift is None])
     if a.activation != b.activation:
         add(
             "activation",
@@ -296,6 +312,12 @@ def _compare(case: Case, place: Place, a: Body, b: Body, rows: Rows | None, orde
         add("norm-missing", _told(a), _told(b))
     elif a.after is not None and b.after is not None:
         norm_differs(case, place, order, a.after, b.after)
+
+
+def _same_shift(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return gap(a, b) < CLOSE
 
 
 def _told(body: Body) -> str:

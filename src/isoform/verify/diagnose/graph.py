@@ -280,7 +280,8 @@ class Graph:
                 continue
             touched = any(r.kind == "input" and r.name in contents for r in refs)
             from_ids.append(touched or any(from_ids[n] for n in inner))
-            if any(live[n] for n in inner) and node.value.is_floating_point():
+            # Rotations are often products of complex numbers.
+            if any(live[n] for n in inner) and (node.value.is_floating_point() or node.value.is_complex()):
                 live.append(True)
                 continue
             entry = touched and node.value.is_floating_point() and node.value.dim() >= 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from isoform.verify.diagnose.case import Case
-from isoform.verify.diagnose.cores import Core, shared_heads
+from isoform.verify.diagnose.cores import Core, shared_heads, silent_heads
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import gap
 
@@ -32,8 +32,10 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     if mixed_a.shape != mixed_b.shape:
         return
     # The same context in both: does the merge give the same?
-    rows = case.rows.get(("site", b.site.index, "q"))
+    rows = case.rows.get(("site", b.site.index, "v"))
     if rows is not None and not rows.plain:
+        return
+    if not torch.equal(silent_heads(case, a, b), torch.arange(b.heads)):
         return
     columns = case.rows.get(("site", b.site.index, "out"))
     merged = b.model.graph.evaluate(out_b.read, {b.site.mix: mixed_a.reshape(mixed_b.shape)})
@@ -86,6 +88,6 @@ def _used(core: Core) -> bool:
     weights, softmax = graph.values[core.site.weights], graph.values[core.site.softmax]
     if weights.numel() != softmax.numel():
         return False
-    soft = softmax.reshape(-1).nan_to_num()
-    ways = (weights, weights.transpose(-1, -2))  # axes of heads may be merged, or keys lie before queries
-    return any(gap(way.reshape(-1).nan_to_num(), soft) < 1e-9 for way in ways)
+    # Axes may stand in another order: the same numbers, then.
+    soft, mixed = (x.reshape(-1).nan_to_num().sort().values for x in (softmax, weights))
+    return gap(mixed, soft) < 1e-9

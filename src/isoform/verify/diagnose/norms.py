@@ -45,11 +45,8 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
             f"divides the variance by {n if factor < 1 else m}",
             f"divides it by {m if factor < 1 else n}",
         )
-    elif a.outside != b.outside:
-        said_a, said_b = ("outside" if s.outside else "inside" for s in (a, b))
-        add("norm-eps", f"adds ε {said_a} the root", f"adds it {said_b}", reference=a.eps, candidate=b.eps)
-    elif not _equal_eps(a.eps, b.eps):
-        add("norm-eps", f"uses ε = {a.eps:.3g}", f"uses ε = {b.eps:.3g}", reference=a.eps, candidate=b.eps)
+    else:
+        eps_differs(case, place, order, a, b)
     foreign: dict[str, str | None] = {}
     if not bessel and not close(a.gain, b.gain, 1e-6):
         offset = b.gain - a.gain
@@ -64,8 +61,10 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
                 "has no gain of its own" if flat_a else "multiplies by a gain",
                 "has no gain of its own" if flat_b else "multiplies by a gain",
             )
+        elif float(ratio.std()) < 1e-6 * abs(factor):  # the same gain, times a number
+            add("softcap", "multiplies by its gain", f"multiplies by {factor:.6g} times that", ratio=factor)
         else:
-            foreign["gain"] = _whose(case, b.gain)
+            foreign["gain"] = whose(case, b.gain)
     if (
         not close(a.bias, b.bias, 1e-6)
         and float(torch.maximum(a.bias.abs().max(), b.bias.abs().max())) > 1e-9
@@ -78,7 +77,7 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
                 "adds none" if none_b else "adds one",
             )
         else:
-            foreign["bias"] = _whose(case, b.bias)
+            foreign["bias"] = whose(case, b.bias)
     if foreign:
         known = None not in foreign.values()
         add(
@@ -89,13 +88,25 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         )
 
 
+def eps_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None:
+    """Name another ε, or one that is added elsewhere."""
+    if a.outside != b.outside and max(a.eps, b.eps) > 1e-14:
+        said_a, said_b = ("outside" if s.outside else "inside" for s in (a, b))
+        words = f"adds ε {said_a} the root", f"adds it {said_b}"
+        case.add("norm-eps", place, *words, order, reference=a.eps, candidate=b.eps)
+    elif not _equal_eps(a.eps, b.eps):
+        words = f"uses ε = {a.eps:.3g}", f"uses ε = {b.eps:.3g}"
+        case.add("norm-eps", place, *words, order, reference=a.eps, candidate=b.eps)
+
+
 def _equal_eps(a: float, b: float) -> bool:
     if max(a, b) < 1e-14:
         return True
     return min(a, b) / max(a, b) > 0.97
 
 
-def _whose(case: Case, vector: Tensor) -> str | None:
+def whose(case: Case, vector: Tensor) -> str | None:
+    """The parameter of the reference that a vector is, up to 1 + w."""
     for name, value in case.a.recording.parameters.items():
         if value.dim() == 1 and value.shape == vector.shape and value.is_floating_point():
             for shift in (0.0, 1.0):

@@ -91,8 +91,11 @@ def explain_shift(case: Case, place: Place, a: Tensor, b: Tensor, role: str, ord
 
 
 def _falls(index: Tensor, real: Tensor) -> bool:
-    """Whether positions go back somewhere within a row."""
-    return bool(((index[:, 1:] < index[:, :-1]) & real[:, 1:] & real[:, :-1]).any())
+    """Whether positions begin anew somewhere within a row, and go up by one everywhere else."""
+    step, inside = index[:, 1:] - index[:, :-1], real[:, 1:] & real[:, :-1]
+    least = torch.where(real, index, index.max()).amin(1, keepdim=True)
+    anew = (step < 0) & (index[:, 1:] == least) & inside
+    return bool(anew.any()) and bool((anew | (step == 1))[inside].all())
 
 
 def _counts(index: Tensor, real: Tensor) -> bool:

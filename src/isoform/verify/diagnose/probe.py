@@ -71,6 +71,11 @@ def _extended(subject: Subject) -> dict[str, Any] | None:
     return kwargs
 
 
+def fixed(model: Model) -> bool:
+    """Whether a pass left something out that other weights would need: an expert that no token went to."""
+    return any(n.op == "nonzero" and n.value.numel() == 0 for n in model.graph.nodes)
+
+
 def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
     """New values for parameters that hide something, the same in both models where they correspond."""
     ours: Values = {}
@@ -83,8 +88,10 @@ def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
                     values[name] = value.double() * factor
     generator = torch.Generator().manual_seed(31)
     _tables(a, b, ours, theirs, generator)
+    free = _free(a), _free(b)
     for one, two in _maps(a, b):
-        _biases(a, b, one, two, ours, theirs, generator)
+        if not any(_elsewhere(parts, sizes) for parts, sizes in zip((one, two), free, strict=True)):
+            _biases(a, b, one, two, ours, theirs, generator)
     for one, two in _wires(a, b):
         _vectors(a, b, one, two, ours, theirs, generator)
     return ours, theirs
@@ -157,6 +164,24 @@ def _biases(
     noise = 0.3 * torch.randn(len(wa), generator=generator, dtype=torch.float64)
     _put_bias(a, one, noise, ours)
     _put_bias(b, two, rows.scale * noise[rows.index], theirs)
+
+
+def _free(model: Model) -> set[int]:
+    """Sizes of parameters that are all zero and neither a map's bias nor a norm's: biases added elsewhere."""
+    taken = {name for linear in model.structure.linears for name in linear.bias_names}
+    for top, end in model.structure.trunk.items():
+        taken |= set(_used(model, end, top))
+    for read in model.reads.values():
+        for top in model.structure.tops(read):
+            taken |= set(_used(model, read, model.structure.trunk.get(top, top)))
+    parameters = model.recording.parameters
+    free = (parameters[n] for n in model.recording.trained if n in parameters and n not in taken)
+    return {p.numel() for p in free if bool((p == 0).all())}
+
+
+def _elsewhere(parts: list[Part], free: set[int]) -> bool:
+    """Whether maps without a bias may get one further on."""
+    return any(not p.linear.has_bias and len(p.columns) in free for p in parts)
 
 
 def _put_bias(model: Model, parts: list[Part], noise: Tensor, values: Values) -> None:

@@ -30,7 +30,8 @@ def find_routers(graph: Graph, linears: list[Linear]) -> list[Router]:
         width = linear.weight.shape[0]
         if graph.values[read].shape[-1] != width or any(r.linear is linear for r in found):
             continue
-        end = _together(graph, number, linear.weight.shape[1])
+        tokens = graph.values[read].numel() // width
+        end = _together(graph, number, linear.weight.shape[1], tokens)
         if end is None:
             continue
         before, inside = graph.ancestors([number]), graph.ancestors([end])
@@ -50,15 +51,17 @@ def expert_networks(graph: Graph, routers: list[Router]) -> list[Inner]:
     return found
 
 
-def _together(graph: Graph, number: int, width: int) -> int | None:
-    """The first node with vectors of the stream's width that everything made of a choice goes through."""
+def _together(graph: Graph, number: int, width: int, tokens: int) -> int | None:
+    """The first node with one vector a token, as wide as the stream, that all that is chosen goes through."""
     starts = {n for n in (number, number + 1) if n in graph.useful and graph.nodes[n].call is not None}
     starts = {n for n in starts if n == number or graph.nodes[n].args == graph.nodes[number].args}
     heap = sorted({user for n in starts for user in graph.users.get(n, [])})
     seen = set(heap)
     while heap:
         at = heapq.heappop(heap)
-        if not heap and graph.values[at].is_floating_point() and graph.values[at].shape[-1] == width:
+        value = graph.values[at]
+        vectors = value.shape[-1:] == (width,) and value.numel() == tokens * width
+        if not heap and value.is_floating_point() and vectors:
             return at
         for user in graph.users.get(at, []):
             if user not in seen:

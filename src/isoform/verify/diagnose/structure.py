@@ -127,8 +127,24 @@ class Structure:
             users = self._beyond_views(number)
             if len(users) == 1 and users[0] in candidates:
                 self.cut.discard(number)
-            else:
-                self.states.append(number)
+                continue
+            last = self._with_vector(number)
+            if last != number:
+                self.cut.discard(number)
+                self.cut.add(last)
+            self.states.append(last)
+
+    def _with_vector(self, number: int) -> int:
+        """On to where a vector of parameters has been added to a sum: the sum without it is read nowhere."""
+        graph = self.graph
+        users = self._beyond_views(number)
+        if len(users) != 1 or graph.nodes[users[0]].op not in ("add", "sub"):
+            return number
+        others = [r for r in graph.nodes[users[0]].refs() if r.kind != "node" or not graph.live[int(r.name)]]
+        vectors = [r for r in others if graph.value(r).numel() == graph.values[number].shape[-1]]
+        if len(others) != 1 or len(vectors) != 1 or len(graph.live_args(users[0])) != 1:
+            return number
+        return self._with_vector(users[0])
 
     def _beyond_views(self, number: int) -> list[int]:
         users: list[int] = []

@@ -17,6 +17,7 @@ from isoform.verify.align import (
     values_of,
     whole,
 )
+from isoform.verify.diagnose.biases import biases, output_bias, summed, total
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.unary import gap
 
@@ -28,11 +29,13 @@ def check_site(case: Case, a: Site, b: Site) -> None:
     parts = {"q": (a.q, b.q), "k": (a.k, b.k), "v": (a.v, b.v)}
     everything = [(n, p) for n, p in a.parts()]
     packed: list[str] = []
+    whole_a, whole_b = biases(case.a, a), biases(case.b, b)
+    case.added[b.index] = {n: (whole_a[n][1], whole_b[n][1]) for n in whole_b if n in whole_a}
     for name, (pa, pb) in parts.items():
         if not pa or not pb:
             continue
-        wa, bias_a = rows_of(pa)
-        wb, bias_b = rows_of(pb)
+        wa, bias_a = rows_of(pa)[0], whole_a[name][0]
+        wb, bias_b = rows_of(pb)[0], whole_b[name][0]
         rows = match_rows(wa, wb)
         order = pb[0].linear.node
         place = case.place(f"{_kind(a)} {NAMES[name]}", pa[0].linear.node, pb[0].linear.node)
@@ -48,6 +51,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
             packed.append(name)
         else:
             _foreign(case, place, pa, wa, wb, order)
+    _within_heads(case, b)
     if packed:
         place = case.place(f"{_kind(a)} projections", a.q[0].linear.node, b.q[0].linear.node)
         case.add(
@@ -64,6 +68,20 @@ def check_site(case: Case, a: Site, b: Site) -> None:
         )
 
 
+def _within_heads(case: Case, site: Site) -> None:
+    """Queries whose rows are none of A's are laid out like the keys within a head, and the reverse."""
+    width = case.b.graph.values[site.query].shape[-1]
+    for name, other, parts in (("q", "k", site.q), ("k", "q", site.k)):
+        known = _rows(case, site, other)
+        if not parts or known is None or _rows(case, site, name) is not None:
+            continue
+        first = known.index[:width]
+        size = sum(len(p.columns) for p in parts)
+        if size % width == 0 and torch.equal(first.sort().values, torch.arange(width)):
+            index = torch.cat([first + width * head for head in range(size // width)])
+            case.rows[("site", site.index, name)] = Rows(index, torch.ones(size, dtype=torch.float64))
+
+
 def check_inner(case: Case, a: Inner, b: Inner) -> None:
     """The maps of a feed-forward network."""
     pa, pb = whole(a.sources), whole(b.sources)
@@ -78,7 +96,9 @@ def check_inner(case: Case, a: Inner, b: Inner) -> None:
         case.rows[("inner", b.index)] = None
         if not (rows.index >= 0).all() or wa.shape != wb.shape:
             _foreign(case, place, pa, wa, wb, b.sources[0].node)
-    case.rows[("inner", b.index, "out")] = _out(case, "feed-forward output projection", a.out, b.out, None)
+    last = case.b.structure.tops(case.b.graph.output) == [b.out.out]
+    part = "output head" if last else "feed-forward output projection"
+    case.rows[("inner", b.index, "out")] = _out(case, part, a.out, b.out, None)
 
 
 def check_other(case: Case, a: Linear, b: Linear, last: bool) -> None:
@@ -117,12 +137,19 @@ def _out(case: Case, part: str, a: Linear, b: Linear, site: tuple[Site, Site] | 
     else:
         found = columns
     same = Rows(torch.arange(a.weight.shape[0]), torch.ones(a.weight.shape[0], dtype=torch.float64))
-    if a.bias.shape == b.bias.shape and not (site is not None and _folded(case, site)):
-        _bias(case, "bias-missing", place, same, a.bias, b.bias, whole([a]), whole([b]), b.node)
+    (ours, joint_a), (theirs, joint_b) = output_bias(case.a, a), output_bias(case.b, b)
+    if joint_a or joint_b:  # only the sum of all biases can be compared
+        maps_a, maps_b = summed(case.a, a)[1], summed(case.b, b)[1]
+        if maps_b[-1] is not b:
+            return found
+        ours, theirs = ours if joint_a else total(maps_a), theirs if joint_b else total(maps_b)
+    if ours.shape == theirs.shape and not (site is not None and _folded(case, site, theirs - ours)):
+        kind = "output-bias" if part == "output head" else "bias-missing"
+        _bias(case, kind, place, same, ours, theirs, whole([a]), whole([b]), b.node)
     return found
 
 
-def _folded(case: Case, site: tuple[Site, Site]) -> bool:
+def _folded(case: Case, site: tuple[Site, Site], shift_out: Tensor) -> bool:
     """The value bias went into the output bias: weights sum to one, so that is the same function."""
     a, b = site
     if a.out is None or b.out is None or not a.v or not b.v:
@@ -130,7 +157,8 @@ def _folded(case: Case, site: tuple[Site, Site]) -> bool:
     shift = _rows(case, b, "v")
     if shift is None:
         return False
-    missing = rows_of(b.v)[1] - shift.scale * rows_of(a.v)[1][shift.index]
+    (bias_a, _), (bias_b, _) = biases(case.a, a)["v"], biases(case.b, b)["v"]
+    missing = bias_b - shift.scale * bias_a[shift.index]
     value = values_of(case.b, b.v)
     if value is None or float(missing.abs().max()) == 0:
         return False
@@ -138,7 +166,7 @@ def _folded(case: Case, site: tuple[Site, Site]) -> bool:
     filled(case.b, b.v, value - missing, given)
     before, after = case.b.graph.values[b.out.read], case.b.graph.evaluate(b.out.read, given)
     move = ((after - before) @ b.out.weight.t()).reshape(-1, b.out.weight.shape[0])
-    folded = gap(move, (b.out.bias - a.out.bias).expand_as(move)) < 1e-5
+    folded = gap(move, shift_out.expand_as(move)) < 1e-5
     if folded:
         case.raw = [r for r in case.raw if not (r.kind == "bias-missing" and r.order == b.v[0].linear.node)]
     return folded
@@ -177,6 +205,9 @@ def _bias(
             largest=size,
             tensors=_bias_names(parts_b if none_a else parts_a),
         )
+    elif _multiple(expected, b) is not None:
+        times = _multiple(expected, b)
+        case.add(kind, place, "adds a bias", f"adds it {times:.6g} times", order, largest=size)  # type: ignore[arg-type]
     else:
         part = ((expected - b).abs() > 1e-6 * size).double().mean()
         dropped = bool((b[(expected - b).abs() > 1e-6 * size] == 0).all())
@@ -189,6 +220,11 @@ def _bias(
             share_of_outputs=float(part),
             largest=float((expected - b).abs().max()),
         )
+
+
+def _multiple(a: Tensor, b: Tensor) -> float | None:
+    ratio = float((a * b).sum() / a.square().sum())
+    return ratio if len(a) > 1 and ratio > 0 and gap(a * ratio, b) < 1e-6 else None
 
 
 def _bias_names(parts: list[Part]) -> list[str]:

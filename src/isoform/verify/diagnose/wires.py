@@ -11,10 +11,10 @@ from torch import Tensor
 from isoform.verify.align import Model
 from isoform.verify.diagnose import pooling
 from isoform.verify.diagnose.case import Case, layer_of, profile
-from isoform.verify.diagnose.norms import beside_attention, norm_differs
+from isoform.verify.diagnose.norms import beside_attention, eps_differs, norm_differs, whose
 from isoform.verify.diagnose.positions import explain_shift
 from isoform.verify.diagnose.report import Place
-from isoform.verify.diagnose.unary import Step, describe, gap, said
+from isoform.verify.diagnose.unary import Step, close, describe, gap, said
 from isoform.verify.diagnose.wiring import Wire, reader, tops
 
 Described = tuple[Wire, Wire, list[Step], list[Step]]
@@ -43,8 +43,9 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
             )
         elif _norms(sa) != _norms(sb):
             kind = "norm-placement" if moved or _is_added(wb) else "norm-missing"
+            place = _read_in(case, (wa, wb, sa, sb), described, place) if moved else place
             case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
-            if not moved:
+            if not moved and not _beside_gain(case, sa, sb):
                 _steps_differ(case, place, wa, wb, sa, sb)
         else:
             _steps_differ(case, place, wa, wb, sa, sb)
@@ -58,6 +59,25 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
             case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
     if moved:
         _joined(case)
+
+
+def _beside_gain(case: Case, a: list[Step], b: list[Step]) -> bool:
+    """Whether a factor beside no norm is in the other model too, there as a multiple of the norm's gain."""
+    for normed, bare in ((a, b), (b, a)):
+        gains = [s.gain for s in normed if s.gain is not None]
+        scales = [s.scale for s in bare if s.kind == "affine" and isinstance(s.scale, float) and s.scale != 1]
+        if len(gains) == 1 and len(scales) == 1 and whose(case, gains[0] / scales[0]) is not None:
+            return all(s.shift is None for s in bare)
+    return False
+
+
+def explain_small(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
+    """Norms that differ in ε, where the values are too large for it to show."""
+    for wa, wb in wires:
+        found = [[s for s in _steps(m, w) if s.kind == "norm"] for m, w in ((case.a, wa), (case.b, wb))]
+        if len(found[0]) == len(found[1]):
+            for x, y in zip(*found, strict=True):
+                eps_differs(case, _place(case, wa, wb), wb.target, x, y)
 
 
 def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
@@ -76,6 +96,16 @@ def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
                 if x is not this
             )
     return False
+
+
+def _read_in(case: Case, this: Described, others: list[Described], place: Place) -> Place:
+    """A norm that moved belongs to the layer that reads it in one of the models."""
+    gains = [s.gain for s in (*this[2], *this[3]) if s.gain is not None]
+    for wa, wb, sa, sb in others:
+        found = [s.gain for s in (*sa, *sb) if s.gain is not None]
+        if this[1].what != "read" and wb.what == "read" and any(close(x, y) for x in gains for y in found):
+            return dataclasses.replace(place, layer=_place(case, wa, wb).layer)
+    return place
 
 
 def _joined(case: Case) -> None:
@@ -167,6 +197,8 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
     for raw in case.raw[count:]:
         if raw.kind == "norm-missing" and "found" in raw.evidence and beside_attention(case, wb):
             raw.kind = "parallel-residual"
+        elif raw.kind == "norm-missing" and "found" in raw.evidence and _other_maps(case, place):
+            raw.kind = "tie-lost"
     if _pools(sa) != _pools(sb):
         at = dataclasses.replace(place, layer=None)
         case.add("pooling", at, _pools(sa), _pools(sb), wb.target)
@@ -175,11 +207,17 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
     _affine(case, place, wa, wb, affine_a, affine_b)
 
 
+def _other_maps(case: Case, place: Place) -> bool:
+    """Whether matrices of this layer are another's too: then the layer is, and not the norm alone."""
+    maps = [r for r in case.raw if r.kind == "tie-lost" and r.place.layer == place.layer]
+    return place.layer is not None and any("found" in r.evidence for r in maps)
+
+
 def _affine(case: Case, place: Place, wa: Wire, wb: Wire, a: Step, b: Step) -> None:
     entry = wb.source in case.b.structure.entries and wb.what == "trunk"
     role = case.a.role(wa.source)
     table = 1.0
-    if entry:
+    if entry and wb.source not in case.foreign_entries:
         va, vb = case.a.of_node(wa.source), case.b.of_node(wb.source)
         assert va is not None and vb is not None
         table = float((va * vb).sum() / va.square().sum())

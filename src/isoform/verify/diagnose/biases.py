@@ -1,0 +1,107 @@
+"""Biases of projections, wherever they are added: with the product, after a split, in the next sum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isoform.verify.align import Linear, Model, Site, rows_of, values_of
+from isoform.verify.diagnose.cores import Core, columns_of
+from isoform.verify.diagnose.rotations import images
+from isoform.verify.diagnose.unary import gap
+
+NOTHING = 1e-12
+"""Below this, relative to the values that it is added to, nothing is added."""
+
+
+def own_core(model: Model, site: Site) -> Core | None:
+    """An attention on its own projections; None where these have no clear layout."""
+    inputs: dict[str, Tensor] = {}
+    for name, parts in (("q", site.q), ("k", site.k), ("v", site.v)):
+        value = values_of(model, parts) if parts else None
+        if value is None:
+            return None
+        inputs[name] = value.nan_to_num()
+    logits = model.graph.values[site.softmax]
+    heads = logits.numel() // (model.graph.batch * logits.shape[-1] * logits.shape[-2])
+    return Core(model, site, heads, inputs)
+
+
+def added(core: Core, which: str) -> Tensor | None:
+    """What is added to a projection between its product and attention's, ``[columns]``; None: no vector."""
+    value = core.inputs[which]
+    own = core.operand(which, core.given())
+    zero = core.operand(which, core.put(which, torch.zeros_like(value)))
+    if not bool(zero.isfinite().all()) or float(zero.abs().max()) <= NOTHING * float(own.abs().max()):
+        return None
+    twice = core.operand(which, core.put(which, 2 * value))
+    matrix, columns = images(core, which), columns_of(core, which)
+    if matrix is None or columns is None or gap(twice - zero, 2 * (own - zero)) > 1e-9:
+        return None
+    vector = torch.zeros(value.shape[-1], dtype=torch.float64)
+    for head, own_columns in enumerate(columns[: matrix.shape[1]]):
+        maps, sums = matrix[:, head].flatten(0, 2), zero[:, head].reshape(-1, 1)
+        found = torch.linalg.lstsq(maps, sums, driver="gelsd").solution
+        if gap(maps @ found, sums) > 1e-8:
+            return None
+        vector[own_columns] = found[:, 0]
+    return vector
+
+
+def biases(model: Model, site: Site) -> dict[str, tuple[Tensor, Tensor]]:
+    """For q, k and v the whole bias, and the share of it that is added after the product."""
+    core = own_core(model, site)
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, parts in (("q", site.q), ("k", site.k), ("v", site.v)):
+        if parts:
+            bias = rows_of(parts)[1]
+            more = None if core is None else added(core, name)
+            more = torch.zeros_like(bias) if more is None or more.shape != bias.shape else more
+            found[name] = bias + more, more
+    return found
+
+
+def in_sum(model: Model, state: int) -> Tensor | None:
+    """The vector ``[d]`` that a sum of the stream adds to its terms, maps' results among them, if one is."""
+    terms = {top for arg in model.graph.live_args(state) for top in model.structure.tops(arg)}
+    zeros = {n: torch.zeros_like(model.graph.values[n]) for n in terms}
+    twice = {n: 2 * model.graph.values[n] for n in terms}
+    if state in terms or not any(t in model.structure.by_out for t in terms):
+        return None
+    zero, double = model.graph.evaluate(state, zeros), model.graph.evaluate(state, twice)
+    value = model.graph.values[state]
+    if not bool(zero.isfinite().all()) or float(zero.abs().max()) <= NOTHING * float(value.abs().max()):
+        return None
+    rows = zero.reshape(-1, zero.shape[-1])
+    if gap(rows, rows[:1].expand_as(rows)) > 1e-9 or gap(double - zero, 2 * (value - zero)) > 1e-9:
+        return None
+    return rows[0]
+
+
+def output_bias(model: Model, linear: Linear) -> tuple[Tensor, bool]:
+    """What a map that writes to the stream adds to it apart from its product.
+
+    Returns:
+        Its bias ``[d]`` and False. Where the sum itself adds a vector: that and the biases of all maps that
+        the sum is made of, which cannot be told apart, and True.
+    """
+    state, maps = summed(model, linear)
+    more = None if state is None else in_sum(model, state)
+    if more is None or more.shape != linear.bias.shape:
+        return linear.bias, False
+    return more + total(maps), True
+
+
+def summed(model: Model, linear: Linear) -> tuple[int | None, list[Linear]]:
+    """The sum of the stream that a map goes into, and all maps that do, in order."""
+    by_out = model.structure.by_out
+    for state in model.structure.states:
+        terms = {t for arg in model.graph.live_args(state) for t in model.structure.tops(arg)}
+        if linear.out in terms:
+            return state, [by_out[t] for t in sorted(terms) if t in by_out]
+    return None, [linear]
+
+
+def total(maps: list[Linear]) -> Tensor:
+    """The sum of their biases."""
+    return torch.stack([linear.bias for linear in maps]).sum(0)

@@ -1,0 +1,80 @@
+"""A port in a few lines against a library's network: another way to do a thing is no fault."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from zoo.others.ported import VOCABULARY, Library, Port
+
+from isoform.verify import compare, diagnose, record
+from isoform.verify.subject import Subject
+
+IDS = torch.randint(3, VOCABULARY, (3, 11), generator=torch.Generator().manual_seed(1))
+FAULTS = {
+    "theta": "rope-frequency", "backwards": "rope-pairing", "scale": "attention-scale", "merge": "head-merge",
+    "no q bias": "bias-missing", "no v bias": "bias-missing", "no bias of both": "bias-missing",
+    "eps": "norm-eps",
+}  # fmt: skip
+CHOICES = {"top one": "expert-routing", "not one": "expert-routing"}
+
+
+def library(experts: bool = False, *, plain: bool = False) -> Library:
+    """Weights that show everything, or zero biases and unit gains."""
+    model, generator = Library(experts).double().eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = 2 * torch.rand(parameter.shape, generator=generator, dtype=torch.float64) - 1
+            if parameter.dim() == 2:
+                parameter.copy_(noise / 2)
+            else:
+                parameter.copy_(float("ln" in name and "weight" in name) + noise * (0.0 if plain else 0.4))
+    return model
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("experts", [False, True])
+def test_another_way_is_no_fault(experts: bool, plain: bool) -> None:
+    a = library(experts, plain=plain)
+    found = diagnose(a, Port(a).eval(), {"input_ids": IDS}, {"tokens": IDS})
+    assert found.verdict == "equivalent", str(found)
+    assert compare(a, Port(a).eval(), {"input_ids": IDS}, {"tokens": IDS}).verdict != "differs"
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *CHOICES])
+def test_faults_are_named_in_their_layer(fault: str) -> None:
+    a = library(fault in CHOICES)
+    found = diagnose(a, Port(a, fault).eval(), {"input_ids": IDS}, {"tokens": IDS}, probe=False)
+    assert set(found.kinds()) == {(FAULTS | CHOICES)[fault]}, str(found)
+    layers = {place.layer for finding in found.findings for place in finding.where}
+    assert layers == {1}, str(found)
+
+
+class _Both(nn.Module):
+    """Reads two sequences, the result has the positions of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.table(y) + self.table(x).mean(1, keepdim=True)
+
+
+class _Named(_Both):
+    def forward(self, enc_ids: Tensor, dec_ids: Tensor, enc_valid: Tensor) -> Tensor:
+        return super().forward(enc_ids * enc_valid, dec_ids)
+
+
+def test_the_target_is_found_by_name_and_by_length() -> None:
+    ids, real = torch.arange(24).view(3, 8) % 9, torch.ones(3, 8, dtype=torch.long)
+    named = Subject(_Named(), {"enc_ids": ids, "dec_ids": ids[:, :5], "enc_valid": real})
+    assert (named.target.name, named.source and named.source.mask) == ("dec_ids", "enc_valid")
+    contents = record(_Both(), {"x": ids, "y": ids[:, :5]}).contents
+    assert contents == {"target": "y", "source": "x"}
