@@ -272,7 +272,7 @@ def test_compiled_step(network, configuration, prompts):
     model = network(configuration("rotary-half", window=3), dtype=torch.float32)
     tokens, _ = prompts()
     given = {"max_new_tokens": 5, "return_logits": True}
-    plain, compiled = generate(model, tokens, **given), generate(model, tokens, **given, compiled=True)
+    plain, compiled = generate(model, tokens, **given), generate(model, tokens, **given, compile="always")
     assert plain.ids == compiled.ids
     for a, b in zip(plain.logits, compiled.logits, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-4)

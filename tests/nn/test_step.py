@@ -1,4 +1,5 @@
-"""The flat step is the function of the modules, to 1e-9 in float64, for any network it takes."""
+"""The flat step, and the one in machine code, are the function of the modules, to 1e-9 in float64, for any
+network they take."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from isoform.generation import Cached, Uncached
 from isoform.generation import forward as forward_module
+from isoform.native import library
+from isoform.nn.compiled import compiled
 from isoform.nn.lanes import _repeats
 from isoform.tokens import Tokens
 from networks import network, preset
@@ -68,17 +71,25 @@ def check(cfg, side, prompts, moves, shared_from):
     tokens = Tokens(padded.ids, padded.real, prefix=prefix, layout=padded.layout)
     source = None if cfg.source is None else Tokens.from_lists(SOURCES, pad_id=0, side=side)
     with mock.patch("isoform.nn.lanes.SHARED_FROM", shared_from):
-        both = Cached(model), Uncached(model)
-        found = [forward.begin(tokens, source, NEW + 1) for forward in both]
+        forwards = [Uncached(model), Cached(model, compile="never")]
+        if machine(model):
+            forwards.append(Cached(model, compile="always"))
+        expected, *found = [forward.begin(tokens, source, NEW + 1) for forward in forwards]
         count = len(prompts)
         for number, (rows, same) in enumerate([*moves, ([], False)]):
-            torch.testing.assert_close(*found, rtol=0, atol=1e-9)
             ids = torch.tensor([(i + 3 * number) % 7 for i in range(count)])
-            found = [forward.step(ids) for forward in both]
-            for forward in both if rows else ():
+            expected, *found = [forward.step(ids) for forward in forwards]
+            for each in found:
+                torch.testing.assert_close(each, expected, rtol=0, atol=1e-9)
+            for forward in forwards if rows else ():
                 forward.select(torch.tensor(rows), same_sample=same)
             count = len(rows) or count
-        torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+
+def machine(model) -> bool:
+    """Whether there is a compiler, and the compiled step takes the network."""
+    step, made = forward_module.prepare(model), library(torch.float64)
+    return step is not None and made is not None and compiled(step, made) is not None
 
 
 def test_tables_grow_with_the_rows():
@@ -88,14 +99,17 @@ def test_tables_grow_with_the_rows():
             model = network(preset(name, **({"max_positions": 200} if name == "gpt2" else {})))
             tokens = Tokens(torch.tensor([[1, 2, 3]]))
             source = None if model.config.source is None else tokens
-            flat, whole = Cached(model), Uncached(model)
-            for f in (flat, whole):
+            flats = [Cached(model, compile="never"), Cached(model, compile="always")]
+            whole = Uncached(model)
+            for f in (*flats, whole):
                 f.begin(tokens, source, 140)
             for i in range(136):
                 ids = torch.tensor([i % 19])
-                found = flat.step(ids)
+                found = [flat.step(ids) for flat in flats if flat._step or flat._machine]
                 whole._rows.append(ids)
-            torch.testing.assert_close(found, whole._logits(), rtol=0, atol=1e-9)
+            expected = whole._logits()
+            for each in found:
+                torch.testing.assert_close(each, expected, rtol=0, atol=1e-9)
 
 
 def test_groups_of_equal_rows():

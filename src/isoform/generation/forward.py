@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -11,17 +11,24 @@ from torch import Tensor
 
 from isoform.config import DynamicNtkScaling, Rotary
 from isoform.errors import ShapeError
+from isoform.native import built, library, switched_off
 from isoform.nn.cache import Cache, select_places
+from isoform.nn.compiled import Compiled, compiled
 from isoform.nn.lanes import Lanes
 from isoform.nn.model import Transformer
 from isoform.nn.reading import forbidden
 from isoform.nn.stack import Memory
 from isoform.nn.step import Step, prepare
+from isoform.nn.trails import Trails
 from isoform.tokens import Tokens
 from isoform.visibility import Visibility
 
 BLOCK = 64  # slots a cache grows by
 CHUNK = 1024  # tokens of a prompt that are read at a time, so that their hidden states need no more memory
+BANDWIDTH, FLOPS = 2e10, 1e11  # bytes and operations a second of a small machine,
+OVERHEAD = 1.5e-4  # seconds of Python a layer,
+COMPILING = 5.0  # and seconds that compiling takes: a guess at what a job would save
+Compile = Literal["auto", "never", "always"]
 
 
 class Forward(Protocol):
@@ -57,7 +64,10 @@ class Cached:
         model: the network.
         visibility: another rule for the decoder; default: the configuration's.
         cross: another rule for reading the source, e.g. wait-k; default: every real token.
-        compiled: run the step through ``torch.compile``, one graph a shape.
+        compile: whether the step runs as machine code (`isoform.nn.compiled`). "auto": if it was compiled on
+            this machine before, or the job is long enough to pay for that; "never"; "always", and through
+            ``torch.compile``, one graph a shape, where that does not take the network. Without a C++ compiler
+            every setting is "never" as far as machine code goes.
     """
 
     def __init__(
@@ -66,14 +76,15 @@ class Cached:
         *,
         visibility: Visibility | None = None,
         cross: Visibility | None = None,
-        compiled: bool = False,
+        compile: Compile = "auto",
     ) -> None:
         self.model = model
         self._visibility, self._cross = visibility, cross
-        self._run = torch.compile(self._logits, dynamic=False) if compiled else self._logits
-        self._compiled = compiled
-        self._step: Step | None = None
-        self._lanes: Lanes | None = None
+        self._compile: Compile = compile
+        self._run = self._logits
+        self._traced = False
+        self._step: tuple[Step, Lanes] | None = None
+        self._machine: tuple[Compiled, Trails] | None = None
         self._whole: Uncached | None = None
         scalings = [p.scaling for p in _rotaries(model) if isinstance(p.scaling, DynamicNtkScaling)]
         self._valid = min((s.original_length for s in scalings), default=None)
@@ -95,28 +106,50 @@ class Cached:
             if self._longest > self._valid:
                 return self._read_whole(memory)
         weight = model.embedding.weight
+        step = prepare(model) if self._visibility is None and self._cross is None else None
+        machine = None if step is None else self._compiled(step, prompt.batch, max_new_tokens)
+        self._traced = self._compile == "always" and machine is None
+        if self._traced:
+            self._run, step = torch.compile(self._logits, dynamic=False), None
         self._cache = Cache.allocate(
             model.config, prompt.batch, self._capacity(), dtype=weight.dtype, device=weight.device
         )
         if memory is not None:
             model.remember(self._cache, memory)
         last = self._read_prompt(prompt, lengths)
-        if self._compiled:
+        if self._traced:
             self._cache.even = None  # a number on the host would be a graph a step
         self._memory = memory if self._seen is not None else None
-        usual = self._visibility is None and self._cross is None and not self._compiled
-        self._step = prepare(model) if usual else None
-        self._lanes = None
-        if self._step is not None:
+        self._step = self._machine = None
+        if step is not None:
             places = None if memory is None else memory.places
             added = None if places is None or places.real is None else places.real[:, None, None]
-            self._lanes = Lanes.of(
-                self._cache,
-                lengths.tolist(),
-                None if added is None else forbidden(~added, weight.dtype),
-            )
+            added = None if added is None else forbidden(~added, weight.dtype)
+            lanes = Lanes.of(self._cache, lengths.tolist(), added)
+            if machine is None:
+                self._step = step, lanes
+            else:
+                self._machine = machine, Trails.of(lanes)
             del self._cache
         return _head(model)(last)
+
+    def _compiled(self, step: Step, rows: int, new: int) -> Compiled | None:
+        """The step as machine code, where that is asked for or pays."""
+        weight = self.model.embedding.weight
+        if self._compile == "never" or weight.device.type != "cpu":
+            return None
+        if self._compile == "auto" and (switched_off() or not (built(weight.dtype) or self._long(rows, new))):
+            return None
+        found = library(weight.dtype)
+        return None if found is None else compiled(step, found)
+
+    def _long(self, rows: int, new: int) -> bool:
+        """Whether the job would save more time than compiling takes: half of it."""
+        size = sum(p.numel() for p in self.model.parameters())
+        stack = self.model.decoder
+        layers = 0 if stack is None else len(stack.layers)
+        step = max(4 * size / BANDWIDTH, 2 * size * rows / FLOPS) + layers * OVERHEAD
+        return step * new / 2 > COMPILING
 
     def _read_prompt(self, prompt: Tokens, lengths: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_model"]:
         """Fill the cache; the state of each prompt's last token. Long prompts are read a piece at a time.
@@ -148,9 +181,14 @@ class Cached:
             assert self._valid is not None
             if self._longest > self._valid:
                 return self._read_whole(self._memory)
-        if self._step is not None and self._lanes is not None:
-            self._lanes.reserve(self._room)
-            return self._step(chosen, self._lanes)
+        if self._machine is not None:
+            machine, trails = self._machine
+            trails.reserve(self._room)
+            return machine(chosen, trails)
+        if self._step is not None:
+            step, lanes = self._step
+            lanes.reserve(self._room)
+            return step(chosen, lanes)
         if self._longest > self._cache.capacity:
             self._cache = self._cache.grow(self._capacity())
         return self._run(chosen, self._cache)
@@ -160,11 +198,15 @@ class Cached:
         if self._whole is not None:
             self._whole.select(rows, same_sample=same_sample)
             return
-        if self._step is not None and self._lanes is not None:
+        if self._machine is not None:
+            self._machine[1].select(rows)
+            return
+        if self._step is not None:
+            step, lanes = self._step
             if same_sample:
-                self._lanes.reorder(rows)
+                lanes.reorder(rows)
             else:
-                self._lanes.select(rows, share=self._step.shares)
+                lanes.select(rows, share=step.shares)
             return
         self._cache = self._cache.reorder(rows) if same_sample else self._cache.select(rows)
         if self._seen is not None:
@@ -180,7 +222,7 @@ class Cached:
     def _capacity(self) -> int:
         """Slots for what is read next, in blocks, but none that could never be used."""
         blocks = -(-(self._longest + 1) // BLOCK)
-        if self._compiled and self.model.config.embedding.positions.kind != "learned":
+        if self._traced and self.model.config.embedding.positions.kind != "learned":
             return BLOCK << (blocks - 1).bit_length()  # fewer shapes, fewer graphs
         return min(blocks * BLOCK, self._room)
 

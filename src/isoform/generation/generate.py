@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from isoform.config.heads import TokenHead
 from isoform.config.protocol import Protocol
 from isoform.errors import CheckError, ConfigError, ShapeError
-from isoform.generation.forward import Cached, Forward, Uncached
+from isoform.generation.forward import Cached, Compile, Forward, Uncached
 from isoform.generation.search import Greedy, Hypothesis, Job, Search
 from isoform.generation.stopping import AnyOf, Constraints, EndOfSequence, Stopping
 from isoform.nn.model import Transformer
@@ -80,7 +80,7 @@ def generate(
     stop: Stopping | None = None,
     min_new_tokens: int = 0,
     cached: bool = True,
-    compiled: bool = False,
+    compile: Compile = "auto",
     return_logits: bool = False,
 ) -> Generated:
     """Continue prompts token by token (Algorithm 6.2).
@@ -100,7 +100,9 @@ def generate(
         stop: a further rule that ends an output; the token that met it stays.
         min_new_tokens: no EOS before an output has so many tokens.
         cached: keep keys and values; False reads everything again at each step, with the same result.
-        compiled: compile the cached step.
+        compile: whether the cached step runs as machine code. "auto": if it was compiled on this machine
+            before, or the job is long enough to pay for that; "never"; "always". The result is the same, in
+            another order of sums; see `Cached`.
         return_logits: keep the scores each token was chosen from, before any constraint.
 
     Raises:
@@ -120,7 +122,7 @@ def generate(
     _check_tokens(tokens, source)
     if isinstance(model, Transformer):
         _check_network(model, tokens, source, max_new_tokens)
-        forward: Forward = Cached(model, compiled=compiled) if cached else Uncached(model)
+        forward: Forward = Cached(model, compile=compile) if cached else Uncached(model)
     elif isinstance(model, nn.Module) and not hasattr(model, "begin"):
         raise ConfigError(
             f"a {type(model).__name__} is neither an Isoform network nor a Forward: wrap it in "

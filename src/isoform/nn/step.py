@@ -65,11 +65,12 @@ class Step:
     """Reads one token a row; `prepare` makes it."""
 
     def __init__(self, model: Transformer, stack: Stack, runs: list[Run], head: TokenHead) -> None:
+        self.stack, self.token_head, self.d_model = stack, head, model.config.d_model
         self._embedding = model.embedding
         self._embed = flat_embedding(model.embedding)
-        self._stack, self._runs = stack, runs
+        self._runs = runs
         self._final, self._head = flat_norm(stack.final_norm), flat_head(head)
-        self._dtype, self._device = model.embedding.weight.dtype, model.embedding.weight.device
+        self.dtype, self._device = model.embedding.weight.dtype, model.embedding.weight.device
         self._until = 0
         self._rows: Tensor | None = None
         self._tables: list[tuple[Tensor, ...]] = []
@@ -78,7 +79,19 @@ class Step:
     def shares(self) -> bool:
         """Whether outputs of one prompt may read one copy of it: no layer sees it otherwise as they grow."""
         plain = (config.NoPositions, config.Rotary)
-        return all(window is None and isinstance(p, plain) for window, p, _ in self._stack.kinds)
+        return all(window is None and isinstance(p, plain) for window, p, _ in self.stack.kinds)
+
+    def embed(
+        self, ids: Int[Tensor, " rows"], place: int | Int[Tensor, " rows"]
+    ) -> Float[Tensor, "rows d_model"]:
+        """First states of tokens at a position, within what `tables` was last asked for."""
+        return self._embed(ids, None if self._rows is None else _at(self._rows, place))
+
+    def tables(self, least: int) -> tuple[int, list[tuple[Tensor, ...]]]:
+        """How far they reach, and for every kind of layer the rows of its positions, at least so many:
+        cosines and sines ``[positions, width]``, or what is added to scores ``[h, distances]``."""
+        self._extend(least)
+        return self._until, [t if len(t) != 1 else (t[0][0, :, 0].flip(-1),) for t in self._tables]
 
     def __call__(self, ids: Int[Tensor, " rows"], lanes: Lanes) -> Float[Tensor, "rows vocab"]:
         """Read a token a row, and score the one after it. There is room for it: `Lanes.reserve`."""
@@ -86,17 +99,17 @@ class Step:
         if used + lanes.ahead >= self._until:
             self._extend(used + lanes.ahead + 1)
         place = lanes.offset + used
-        x = self._embed(ids, None if self._rows is None else _at(self._rows, place))
+        x = self.embed(ids, place)
         written = lanes.own.select(3, used).unbind(0)
         nears: list[Near] = []
         reads: list[tuple[Tensor, ...]] = []
-        for (window, positions, _), table in zip(self._stack.kinds, self._tables, strict=True):
+        for (window, positions, _), table in zip(self.stack.kinds, self._tables, strict=True):
             low = 0 if window is None else max(0, end - window)
             reads.append(lanes.own.narrow(3, low, end - low).unbind(0))
             nears.append(_near(positions, table, place, low, end, lanes))
         shared = None if lanes.shared is None else lanes.shared.unbind(0)
         memory, lanes.used = lanes.memory, end
-        for i, (run, kind) in enumerate(zip(self._runs, self._stack.kind_of, strict=True)):
+        for i, (run, kind) in enumerate(zip(self._runs, self.stack.kind_of, strict=True)):
             k, v = 2 * i, 2 * i + 1
             at = At(
                 nears[kind],
@@ -118,22 +131,22 @@ class Step:
         if isinstance(positions, config.Learned):
             places = places[: positions.max_positions]
         if self._embedding.positions is not None:
-            self._rows = self._embedding.positions(places[None], self._dtype)[0]
-        self._tables = [self._table(p, h) for _, p, h in self._stack.kinds]
+            self._rows = self._embedding.positions(places[None], self.dtype)[0]
+        self._tables = [self._table(p, h) for _, p, h in self.stack.kinds]
 
     def _table(self, positions: AttentionPositions, n_heads: int) -> tuple[Tensor, ...]:
         until = torch.arange(self._until, device=self._device)
         if isinstance(positions, config.Rotary):
-            cos, sin = rotary_table(positions, until[None], None, self._dtype)
+            cos, sin = rotary_table(positions, until[None], None, self.dtype)
             return cos[0, 0], sin[0, 0]
         if isinstance(positions, config.Alibi):
             slopes = torch.tensor(alibi_slopes(n_heads), dtype=torch.float64, device=self._device)
-            slopes = (slopes * positions.factor).to(self._dtype)
+            slopes = (slopes * positions.factor).to(self.dtype)
             return (-(slopes[:, None] * until.flip(0))[None, :, None],)
         if isinstance(positions, config.RelativeBuckets):
-            assert self._stack.relative_bias is not None
-            bias = self._stack.relative_bias.weight[relative_buckets(positions, -until.flip(0))]
-            return (bias.t()[None, :, None].to(self._dtype),)
+            assert self.stack.relative_bias is not None
+            bias = self.stack.relative_bias.weight[relative_buckets(positions, -until.flip(0))]
+            return (bias.t()[None, :, None].to(self.dtype),)
         return ()
 
 

@@ -1,0 +1,141 @@
+"""``step.cpp`` compiled for this machine, kept on disk.
+
+The cache is ``$ISOFORM_CACHE``, or ``isoform`` in the user's cache folder (``$XDG_CACHE_HOME`` or
+``~/.cache``). With ``ISOFORM_COMPILE=never`` in the environment nothing is used unless it is asked for.
+A library is called by what it was made of: source, options, compiler and processor. Where there is no
+compiler, or what it made cannot be loaded, there is no library, and everything runs without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SOURCE = Path(__file__).with_name("step.cpp")
+OPTIONS = (
+    "-O2",
+    "-std=c++17",
+    "-march=native",
+    "-fPIC",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+)
+"""No option that lets the compiler assume numbers finite: NaN has to come out as NaN."""
+REALS = {torch.float32: "float", torch.float64: "double"}
+SECONDS = 120  # after which a compiler is given up
+
+
+class Library:
+    """The compiled step for one type of number.
+
+    Args:
+        path: of the shared object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._loaded = ctypes.CDLL(str(path))
+        self.step: Any = self._loaded.isoform_step
+        self.step.restype = ctypes.c_int
+        self.step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+
+
+_known: dict[Path, Library | None] = {}
+
+
+def folder() -> Path:
+    """Where compiled libraries are kept."""
+    if given := os.environ.get("ISOFORM_CACHE"):
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "isoform"
+
+
+def switched_off() -> bool:
+    """Whether the environment says that only who asks for machine code gets it."""
+    return os.environ.get("ISOFORM_COMPILE") == "never"
+
+
+def built(dtype: torch.dtype) -> bool:
+    """Whether `library` has nothing to compile."""
+    compiler = _compiler()
+    return compiler is not None and _path(compiler, dtype).is_file()
+
+
+def library(dtype: torch.dtype) -> Library | None:
+    """The step for numbers of a type, compiled unless it was before; None: there is none on this machine."""
+    compiler = _compiler()
+    if compiler is None or dtype not in REALS:
+        return None
+    path = _path(compiler, dtype)
+    if path not in _known:
+        try:
+            if not path.is_file():
+                _compile(compiler, REALS[dtype], path)
+            _known[path] = Library(path)
+        except (OSError, AttributeError, subprocess.SubprocessError):
+            _known[path] = None
+    return _known[path]
+
+
+def _compiler() -> str | None:
+    """The C++ compiler; the library needs OpenMP as GCC calls it, which is what PyTorch brings on Linux."""
+    if platform.system() != "Linux":
+        return None
+    return shutil.which(os.environ.get("CXX") or "g++") or shutil.which("c++")
+
+
+def _path(compiler: str, dtype: torch.dtype) -> Path:
+    status = Path(compiler).stat()
+    parts = (
+        SOURCE.read_text(encoding="utf-8"),
+        *OPTIONS,
+        REALS.get(dtype, ""),
+        str(Path(compiler).resolve()),
+        str((status.st_size, status.st_mtime_ns)),
+        _processor(),
+    )
+    return folder() / f"step-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            names = ("model name", "flags", "Features")
+            return "".join(line for line in _first_block(lines) if line.startswith(names))
+    except OSError:
+        return platform.machine()
+
+
+def _first_block(lines: Any) -> list[str]:
+    found: list[str] = []
+    for line in lines:
+        if not line.strip():
+            break
+        found.append(line)
+    return found
+
+
+def _compile(compiler: str, real: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as work:
+        made = Path(work) / "step.so"
+        object_ = Path(work) / "step.o"
+        for command in (
+            [compiler, *OPTIONS, f"-DREAL={real}", "-c", str(SOURCE), "-o", str(object_)],
+            # Linked without OpenMP's own library: its names are found in the one that PyTorch has loaded.
+            [compiler, "-shared", str(object_), "-o", str(made)],
+        ):
+            subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+        made.replace(path)

@@ -1,0 +1,141 @@
+"""The compiled step: forms of weights, what it leaves to others, and the cache its library is kept in."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from isoform import generate
+from isoform.generation import Beam, Cached, Sample
+from isoform.native import library
+from isoform.native.library import built
+from isoform.nn.compiled import compiled
+from isoform.nn.forms import plain, set_form
+from isoform.nn.products import FORMS
+from isoform.nn.step import prepare
+from isoform.nn.trails import Trails
+from isoform.tokens import Tokens
+from networks import network, preset
+
+needs_compiler = pytest.mark.skipif(library(torch.float32) is None, reason="there is no C++ compiler")
+PROMPTS = Tokens.from_lists([[3, 1, 4, 2], [5], [2, 6, 1]], pad_id=0)
+
+
+@pytest.fixture
+def float32():
+    return lambda name, **settings: network(preset(name, **settings)).float()
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 9, 23])
+def test_forms(float32, form, rows):
+    """Widths that fill no vector, and numbers of rows that take every way through the products. Numbers of 8
+    and 16 bits are multiplied as they are, with inputs that are not rounded."""
+    model = set_form(float32("llama", d_model=30, n_heads=6, head_width=6, ffn_width=77), form)
+    tokens = Tokens(torch.arange(rows * 3).view(rows, 3) % 20)
+    with torch.inference_mode():
+        dense = [Cached(plain(model), compile="never") for _ in range(2)]
+        for forward in dense:
+            forward.begin(tokens, None, 4)
+        ids = torch.arange(rows) % 19
+        trails = Trails.of(dense[1]._step[1])
+        trails.reserve(4)
+        found = compiled(prepare(model), library(torch.float32))(ids, trails)
+        torch.testing.assert_close(found, dense[0].step(ids), rtol=0, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["gpt2", "original", "gemma2", "t5"])
+@pytest.mark.parametrize("search", [Beam(3), Sample(temperature=1.0, n=3, seed=1)])
+def test_whole_generations(name, search):
+    model = network(preset(name))
+    source = None if model.config.source is None else Tokens(torch.tensor([[1, 2], [3, 4], [2, 2]]))
+    found = [
+        generate(
+            model,
+            PROMPTS if source is None else Tokens(torch.tensor([[1]] * 3)),
+            source=source,
+            max_new_tokens=9,
+            eos_id=[2, 3],
+            search=search,
+            compile=setting,
+            return_logits=True,
+        )
+        for setting in ("never", "always")
+    ]
+    assert found[0].ids == found[1].ids
+    for a, b in zip(found[0].logits, found[1].logits, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+@needs_compiler
+def test_nan_comes_out_as_nan(float32):
+    model = float32("gpt2")
+    with torch.inference_mode():
+        model.decoder.layers[0].attention.before.bias[3] = torch.nan
+        machine = Cached(model, compile="always")
+        machine.begin(PROMPTS, None, 4)
+        assert machine.step(torch.tensor([1, 2, 3])).isnan().all()
+
+
+@needs_compiler
+def test_what_it_does_not_take(float32):
+    """Experts are no operation; half precision, autograd and hooks are refused before."""
+    with torch.inference_mode():
+        model = float32("mixtral")
+        step = prepare(model)
+        assert step is not None
+        assert compiled(step, library(torch.float32)) is None
+    assert prepare(float32("gpt2")) is None
+
+
+def test_without_a_compiler(float32, monkeypatch, tmp_path):
+    monkeypatch.setenv("ISOFORM_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("ISOFORM_COMPILE")
+    assert not built(torch.float32)
+    assert library(torch.float32) is None
+    with torch.inference_mode():
+        forward = Cached(float32("llama"), compile="auto")
+        forward.begin(PROMPTS, None, 10**9)
+        assert forward._machine is None
+        assert forward._step is not None
+
+
+def test_a_compiler_that_fails_is_asked_once(monkeypatch, tmp_path):
+    script = tmp_path / "g++"
+    script.write_text(f"#!/bin/sh\necho x >> {tmp_path / 'asked'}\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("ISOFORM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", str(script))
+    assert library(torch.float32) is None
+    assert library(torch.float32) is None
+    assert (tmp_path / "asked").read_text() == "x\n"
+
+
+@needs_compiler
+def test_short_jobs_do_not_compile(float32, monkeypatch):
+    """A job of a moment pays for no compiler; what is compiled already is used."""
+    model = float32("gpt2")
+    monkeypatch.setattr("isoform.generation.forward.switched_off", lambda: False)
+    with torch.inference_mode():
+        for there, tokens, expected in ((False, 4, False), (False, 10**6, True), (True, 4, True)):
+            monkeypatch.setattr("isoform.generation.forward.built", lambda dtype, there=there: there)
+            forward = Cached(model, compile="auto")
+            forward._room = tokens
+            assert (forward._compiled(prepare(model), 3, tokens) is not None) == expected
+            never = Cached(model, compile="never")
+            assert never._compiled(prepare(model), 3, 10**6) is None
+
+
+@needs_compiler
+def test_the_library_is_kept(monkeypatch):
+    assert library(torch.float32) is not None
+    assert built(torch.float32)
+    assert not built(torch.float16)
+    monkeypatch.setenv("ISOFORM_CACHE", os.devnull)
+    assert not built(torch.float32)
