@@ -142,13 +142,21 @@ def test_load_balance_is_the_published_loss():
     """coefficient · E · Σ f_e P_e (Fedus et al. 2021, eq. 4); in training alone; one when all are alike."""
     m, x = experts(load_balance=0.25, top_k=1), states(3, 5)
     m(x)
-    assert m.router.balance is None
+    assert m.router.balance(None) is None
     m.train()(x)
     tokens = x.reshape(-1, D)
     scores = tokens @ m.router.scores.weight.T + m.router.scores.bias
     share = torch.stack([(scores.argmax(-1) == e).double().mean() for e in range(E)])
-    assert close(m.router.balance, 0.25 * E * (share * scores.softmax(-1).mean(0)).sum())
-    assert m.router.balance.requires_grad
+    found = m.router.balance(None)
+    assert close(found, 0.25 * E * (share * scores.softmax(-1).mean(0)).sum())
+    assert found.requires_grad and m.router.balance(None) is None
+    # Padding is no token.
+    real = torch.ones(3, 5, dtype=torch.bool)
+    real[1, 3:] = real[2, 1:] = False
+    m(x)
+    found, scores = m.router.balance(real), scores[real.flatten()]
+    share = torch.stack([(scores.argmax(-1) == e).double().mean() for e in range(E)])
+    assert close(found, 0.25 * E * (share * scores.softmax(-1).mean(0)).sum())
 
 
 def test_half_precision_routes_in_float32():

@@ -92,7 +92,9 @@ def test_learned_positions_read_the_row_behind_their_offset():
     positions = torch.tensor([[0, 1, 8]])
     assert torch.equal(table(positions, torch.float32)[0], table.weight[[2, 3, 10]])
     with pytest.raises(ShapeError, match="10 positions asked for, the learned table has 9"):
-        table(torch.zeros(1, 10, dtype=torch.long), torch.float32)
+        table(torch.arange(10)[None], torch.float32)
+    anew = torch.arange(10)[None] % 9  # a second document begins
+    assert torch.equal(table(anew, torch.float32)[0, 9], table.weight[2])
     with pytest.raises(ShapeError, match="position 11 is not in a table of 11 rows"):
         table(torch.tensor([[9]]), torch.float32)
 

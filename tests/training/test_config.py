@@ -7,7 +7,7 @@ import pytest
 
 from isoform.config import ModelConfig, presets
 from isoform.config.base import parse
-from isoform.config.files import dumps, read_table
+from isoform.config.files import dumps, read_table, schema, write
 from isoform.errors import ConfigError
 from isoform.training import PresetModel, RunConfig, Vocabularies, apply_overrides, read_run
 
@@ -172,3 +172,18 @@ def test_overrides_are_toml_values_or_text() -> None:
             apply_overrides(table, [wrong])
     with pytest.raises(ConfigError, match="has no 'c'"):
         apply_overrides(table, ["a.b.c=3"])
+
+
+def test_the_word_none_unsets_whatever_may_be_unset_and_survives_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN + "max_seconds = 5.0\n")
+    settings = ["training.clip_norm=none", "training.max_seconds=none", "data.test=none", "data.store=none"]
+    run = read_run(path, settings)
+    assert run.training.clip_norm is None and run.training.max_seconds is None
+    assert run.data.kind == "parallel" and run.data.test is None
+    write(run, tmp_path / "again.toml")
+    assert read_run(tmp_path / "again.toml") == run
+    with pytest.raises(ConfigError, match=r"training\.seed: should be a valid integer, got 'none'"):
+        read_run(path, ["training.seed=none"])
+    known = schema(RunConfig)["$defs"]["Training"]["properties"]
+    assert {"const": "none"} in known["clip_norm"]["anyOf"] and "anyOf" not in known["seed"]

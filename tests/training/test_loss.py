@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -13,6 +14,7 @@ from isoform.config import SequenceHead, TaggingHead, presets
 from isoform.data.batching import Batch, LabelledBatch
 from isoform.errors import ConfigError, SupervisionError
 from isoform.nn import build
+from isoform.nn.experts import Router
 from isoform.tokens import Tokens
 from isoform.training import loss as losses
 from isoform.training.loss import (
@@ -165,11 +167,39 @@ def test_the_routers_loss_is_their_mean() -> None:
     tokens = Tokens.from_lists([[4, 5, 6, 7], [8, 9, 3, 11]], pad_id=0)
     batch = Batch(tokens, tokens.ids.roll(-1, 1), torch.ones(2, 4, dtype=torch.bool), torch.arange(2))
     sums = batch_loss(model, batch)
-    routers = [m.balance for m in model.modules() if type(m).__name__ == "Router"]
+    routers = [m for m in model.modules() if isinstance(m, Router)]
     assert len(routers) == 2
-    assert sums.balance.item() == pytest.approx((routers[0] + routers[1]).item() / 2)  # type: ignore[operator]
+    model(tokens)
+    each = [router.balance(None).item() for router in routers]  # type: ignore[union-attr]
+    assert sums.balance.item() == pytest.approx(sum(each) / 2)
     assert sums.balance.requires_grad
     assert batch_loss(model.eval(), batch).balance == 0
+
+
+def test_padding_is_nothing_that_experts_are_balanced_over() -> None:
+    """A batch filled up further has the same loss; both stacks of an encoder–decoder have experts."""
+    routed = presets.mixtral(toys.VOCABULARY, d_model=12, n_heads=3, n_kv_heads=1, ffn_width=20, n_layers=1)
+    experts = routed.stack.layer.feed_forward.replace(load_balance=0.5)
+    model = toys.pair_model(dtype=torch.float64)
+    cfg = model.config.replace(**{f"{side}.layer.feed_forward": experts for side in ("encoder", "decoder")})
+    model = build(cfg, seed=0).double().train()
+    batch = one_batch()
+    assert batch.source is not None
+
+    def wider(tokens: Tokens) -> Tokens:
+        return Tokens(F.pad(tokens.ids, (0, 3)), F.pad(tokens.real_or_ones(), (0, 3)), layout="right")
+
+    padded = Batch(
+        wider(batch.decoder_input),
+        F.pad(batch.labels, (0, 3)),
+        F.pad(batch.supervised, (0, 3)),
+        batch.rows,
+        wider(batch.source),
+    )
+    one, two = batch_loss(model, batch), batch_loss(model, padded)
+    torch.testing.assert_close(one.balance, two.balance, rtol=1e-12, atol=0)
+    assert one.balance > 0
+    copy.deepcopy(model)  # nothing of the pass is held on to
 
 
 def test_exercise_6_7() -> None:

@@ -28,7 +28,7 @@ def test_auto_is_measured_once_and_written_down(tmp_path: Path, monkeypatch: pyt
     result, _ = run(tmp_path, precision="auto", steps=2)
     path = tmp_path / "precision.json"
     assert json.loads(path.read_text())["precision"] == result.precision
-    path.write_text(json.dumps({"precision": "bfloat16_autocast"}))
+    path.write_text(json.dumps({"precision": "bfloat16_autocast", "seconds_per_step": {}}))
     monkeypatch.setattr(loop, "choose", None)
     assert run(tmp_path, precision="auto", steps=2)[0].precision == "bfloat16_autocast"
 

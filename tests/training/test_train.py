@@ -181,6 +181,26 @@ def test_rows_beyond_the_positions_are_refused_before_training(tmp_path: Path) -
         check(run, base=tmp_path)
 
 
+def test_packed_rows_may_be_longer_than_the_table_since_each_document_begins_anew(tmp_path: Path) -> None:
+    files(tmp_path)
+    run = run_of("packed").replace(**{"model.arguments.max_positions": 22})  # rows of 40, texts of up to 19
+    result = train(run, tmp_path / "run", base=tmp_path, quiet=True)
+    assert result.finished and result.test is not None
+    run = run_of("packed").replace(**{"model.arguments.max_positions": 12})
+    with pytest.raises(DataError, match=r"train: documents of up to 19 tokens, the network has 12 positions"):
+        check(run, base=tmp_path)
+
+
+def test_a_test_part_beyond_the_positions_is_refused_before_training(tmp_path: Path) -> None:
+    files(tmp_path)
+    (tmp_path / "test.txt").write_text("ab\n" + "abc " * 9 + "\n")
+    run = run_of("lines")
+    data = run.data.replace(split=None, test=Path("test.txt"))
+    run = run.replace(data=data, **{"model.arguments.max_positions": 22})
+    with pytest.raises(DataError, match=r"test: rows of up to 37 tokens, the network has 22 positions"):
+        check(run, base=tmp_path)
+
+
 def test_the_preflight_adds_up(tmp_path: Path) -> None:
     files(tmp_path)
     run = run_of("parallel", steps=None, epochs=3, accumulation=2)

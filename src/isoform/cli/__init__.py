@@ -2,15 +2,19 @@
 
 A command's file holds one function, ``command``, annotated for typer; its docstring is its help, and what it
 returns is the exit status (None: 0). Statuses: 0 done, and what was checked holds; 1 it does not hold; 2 bad
-input, with one line on stderr that says what and where; 130 interrupted.
+input, with one line on stderr that says what and where; 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -51,7 +55,11 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
 }
 
-OK, FAILS, BAD_INPUT, CRASH, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 70, 130, 141
+OK, FAILS, BAD_INPUT, CRASH, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 70, 130, 141, 143
+
+
+class Terminated(BaseException):
+    """SIGTERM, as an exception: what was begun is tidied up on the way out."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,12 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     _speak_utf8()
     try:
-        status = _dispatch(arguments)
-        sys.stdout.flush()
+        with _tidy():
+            status = _dispatch(arguments)
+            sys.stdout.flush()
         return status
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE
+    except Terminated:
+        return _complain("terminated", TERMINATED)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except OSError as error:
@@ -158,9 +169,27 @@ def _invoke(name: str, arguments: list[str]) -> int:
     return status if isinstance(status, int) else OK
 
 
+@contextlib.contextmanager
+def _tidy() -> Generator[None]:
+    """Raise `Terminated` at SIGTERM, unless whoever called has a handler of their own."""
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _complain(message: str, status: int) -> int:
     line = " ".join(message.split())
-    print(line if status == INTERRUPTED else f"isoform: error: {line}", file=sys.stderr)
+    print(f"isoform: error: {line}" if status == BAD_INPUT else line, file=sys.stderr)
     return status
 
 
@@ -184,7 +213,6 @@ def _speak_utf8() -> None:
 
 def _silence_stdout() -> None:
     """Keep the interpreter's last flush from complaining about a reader that has gone."""
-    import contextlib
     import os
 
     with contextlib.suppress(OSError, ValueError):  # not a real file: a test's buffer

@@ -58,6 +58,7 @@ def command(
     deviation}, difference: {count, mean, deviation, interval}, diverged, runs}], "may_be_concluded",
     "may_not_be_concluded", "finished"}.
     """
+    from isoform.training import data_folder
     from isoform.training.ablation import ablate, plan
     from isoform.training.factors import parse_factor
 
@@ -68,7 +69,7 @@ def command(
         variants,
         _numbers(seeds) if seeds else [first, first + 1, first + 2],
         Path("ablations") / config.stem if output is None else output,
-        base=config.parent if data is None else data,
+        base=data_folder(config) if data is None else data,
         quiet=quiet,
         say=(lambda line: None) if quiet else common.remark,
     )

@@ -31,10 +31,10 @@ def command(
     from isoform.errors import DataError
     from isoform.report import preflight as report
     from isoform.report import terminal
-    from isoform.training import check, inspect_data, read_run
+    from isoform.training import check, data_folder, inspect_data, read_run
 
     run = read_run(target, overrides or ())
-    base = target.parent if data is None else data
+    base = data_folder(target) if data is None else data
     looked = inspect_data(run, base=base)
     faults = looked.preflight.problems
     if faults:

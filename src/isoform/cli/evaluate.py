@@ -191,12 +191,12 @@ def _part(
     from isoform.evaluation.files import data_of_file, part_of
 
     if path.suffix in SUFFIXES:
-        from isoform.training import read_run
+        from isoform.training import data_folder, read_run
 
         run = read_run(path)
         if window is None and run.training.batches.kind == "windows":
             window = run.training.batches.length
-        return part_of(bundle, run.data, part, path.parent, window=window)
+        return part_of(bundle, run.data, part, data_folder(path), window=window)
     data = data_of_file(bundle, path, references=references, fields=fields, documents=documents)
     return part_of(bundle, data, "test", Path(), window=window)
 

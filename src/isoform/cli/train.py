@@ -52,11 +52,11 @@ def command(
     """
     import os
 
-    from isoform.training import read_run, train
+    from isoform.training import data_folder, read_run, train
 
     run = read_run(config, overrides or ())
     folder = Path("runs") / config.stem if output is None else output
-    result = train(run, folder, base=config.parent if data is None else data, quiet=quiet)
+    result = train(run, folder, base=data_folder(config) if data is None else data, quiet=quiet)
     if os.environ.get("RANK", "0") != "0":
         pass  # of the processes of torchrun the first speaks
     elif json:

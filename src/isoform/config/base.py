@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+import functools
+from typing import Annotated, Any, Optional, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 from typing_extensions import Self
@@ -16,17 +17,8 @@ T = TypeVar("T")
 C = TypeVar("C", bound="Frozen")
 
 
-class _WordNone:
-    """Tells the JSON schema that the word "none" is accepted, so that an editor does not mark it."""
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        schema = handler(core)
-        schema.setdefault("anyOf", []).append({"const": "none"})
-        return schema
-
-
-# A field that must be written even when it is absent. TOML has no null, so the word "none" says it too.
-Nullable = Annotated[T | None, BeforeValidator(lambda value: None if value == "none" else value), _WordNone()]
+# A field that must be written even when it is absent, by the word "none".
+Nullable = Optional[T]  # noqa: UP045 - an alias that takes a type
 
 # Numbers and switches are read as written: the text "8", or true where a count belongs, is a fault.
 Flag = Annotated[bool, Field(strict=True)]
@@ -48,6 +40,28 @@ class Frozen(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _unset(cls, data: Any) -> Any:
+        """The word "none" unsets what may be unset: TOML and settings on the command line have no null.
+
+        Where "none" is a choice of its own it stays one.
+        """
+        if not isinstance(data, dict) or "none" not in (v for v in data.values() if isinstance(v, str)):
+            return data
+        optional = _optional(cls)
+        return {key: None if value == "none" and key in optional else value for key, value in data.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core)
+        known = handler.resolve_ref_schema(schema).get("properties", {})
+        for name in _optional(cls) & known.keys():
+            choices = known[name].get("anyOf", [])
+            if {"const": "none"} not in choices:
+                choices.append({"const": "none"})
+        return schema
+
     def replace(self, **changes: Any) -> Self:
         """A validated copy with some fields changed; nested fields by dotted or ``__`` separated names.
 
@@ -63,6 +77,17 @@ class Frozen(BaseModel):
             plain = value.model_dump() if isinstance(value, BaseModel) else value
             data = _changed(data, path, plain, name)
         return parse(type(self), data)
+
+
+@functools.cache
+def _optional(kind: type[Frozen]) -> frozenset[str]:
+    """The fields that may be None and of which "none" is no value."""
+    return frozenset(
+        name
+        for name, field in kind.model_fields.items()
+        if type(None) in get_args(field.annotation)
+        and not any("none" in get_args(choice) for choice in get_args(field.annotation))
+    )
 
 
 def parse(kind: type[C], data: Any, *, where: str = "") -> C:

@@ -127,12 +127,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(config: Frozen) -> dict[str, Any]:
-    """Nested dicts without nulls: an optional field is left out, a required one says "none"."""
+    """Nested dicts without nulls: absent fields are left out; those with a default say "none"."""
     result: dict[str, Any] = {}
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if value is None:
-            if field.is_required():
+            if field.is_required() or field.get_default() is not None:
                 result[name] = "none"
             continue
         if not field.is_required() and name != "kind" and value == field.get_default():

@@ -286,8 +286,22 @@ _mine: list[Callable[[Piece], Chunk]] = []
 
 
 def _remember(encoder: _Encoder) -> None:
-    """In a worker: keep the tokenizers."""
+    """In a worker: keep the tokenizers, and leave when the process that asked for them is gone."""
+    import threading
+
     _mine[:] = [encoder]
+    threading.Thread(target=_outlive_nobody, daemon=True).start()
+
+
+def _outlive_nobody() -> None:
+    """A killed process closes nothing: its workers would wait for pieces for ever."""
+    import multiprocessing
+    import os
+
+    asked = multiprocessing.parent_process()
+    if asked is not None:
+        asked.join()
+        os._exit(1)
 
 
 def _work(piece: Piece) -> Chunk:

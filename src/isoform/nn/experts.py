@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,7 +21,7 @@ class Router(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.scores = Linear(d_model, cfg.n_experts, bias=cfg.router_bias)
-        self.balance: Tensor | None = None
+        self._routed: tuple[Tensor, Tensor] | None = None  # of the last pass while training
 
     def forward(
         self, x: Float[Tensor, "tokens d_model"]
@@ -38,14 +38,32 @@ class Router(nn.Module):
             weights, chosen = shares.topk(cfg.top_k, -1)
             if cfg.router_order.endswith("renormalised"):
                 weights = weights / weights.sum(-1, keepdim=True)
-        if cfg.load_balance and self.training:
-            self.balance = self._balance(wide, chosen)
+        self._routed = (wide, chosen) if cfg.load_balance and self.training else None
         return (weights * cfg.router_scale).to(x.dtype), chosen
 
-    def _balance(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """coefficient · E · Σ share of tokens · mean probability (Fedus et al. 2021, eq. 4)."""
-        share = F.one_hot(chosen, self.cfg.n_experts).to(scores.dtype).sum(1).mean(0) / self.cfg.top_k
-        return self.cfg.load_balance * self.cfg.n_experts * (share * scores.softmax(-1).mean(0)).sum()
+    def balance(self, real: Bool[Tensor, "batch length"] | None) -> Float[Tensor, ""] | None:
+        """coefficient · E · Σ share of tokens · mean probability of the last pass (Fedus et al. 2021, eq. 4).
+
+        What it is made of is let go, so that it can be asked for once a pass.
+
+        Args:
+            real: True where a token is real: padding is no token. None: all are.
+
+        Returns:
+            None after a pass that was not for training, and where the coefficient is 0.
+        """
+        if self._routed is None:
+            return None
+        (scores, chosen), self._routed = self._routed, None
+        shares = scores.softmax(-1)
+        went = F.one_hot(chosen, self.cfg.n_experts).to(scores.dtype).sum(1) / self.cfg.top_k
+        if real is None:
+            mean_went, mean_share = went.mean(0), shares.mean(0)
+        else:
+            weight = real.flatten().to(scores.dtype)
+            weight = weight / weight.sum()
+            mean_went, mean_share = weight @ went, weight @ shares
+        return self.cfg.load_balance * self.cfg.n_experts * (mean_went * mean_share).sum()
 
 
 class Experts(nn.Module):

@@ -57,12 +57,20 @@ class Learned(nn.Module):
     def forward(
         self, positions: Int[Tensor, "rows length"], dtype: torch.dtype
     ) -> Float[Tensor, "rows length width"]:
-        """The row of each position."""
-        if positions.shape[-1] > self.cfg.max_positions:
-            raise ShapeError(
-                f"{positions.shape[-1]} positions asked for, the learned table has {self.cfg.max_positions}: "
-                "shorten the input or train with a larger max_positions"
-            )
+        """The row of each position.
+
+        Raises:
+            ShapeError: there is none. Rows may be longer than the table where positions begin anew at each of
+                their documents: then the values are looked at (but not while compiling, which cannot).
+        """
+        asked, limit = positions.shape[-1], self.cfg.max_positions
+        if asked > limit and not torch.compiler.is_compiling():
+            asked = asked if positions.is_meta else int(positions.max()) + 1
+            if asked > limit:
+                raise ShapeError(
+                    f"{asked} positions asked for, the learned table has {limit}: "
+                    "shorten the input or train with a larger max_positions"
+                )
         return lookup(positions + self.cfg.offset, self.weight, "position").to(dtype)
 
 

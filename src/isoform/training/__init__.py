@@ -16,6 +16,7 @@ from isoform.training.loss import (
 )
 from isoform.training.preflight import RunPreflight, preflight
 from isoform.training.result import FitResult
+from isoform.training.run_folder import data_folder
 from isoform.training.schedule import Constant, Cosine, InverseSqrt, Linear, Noam, Schedule, rate
 from isoform.training.settings import Optimizer, Training
 from isoform.training.train import TrainResult, check, inspect_data, train
@@ -51,6 +52,7 @@ __all__ = [
     "check_fit",
     "check_shift",
     "check_supervision",
+    "data_folder",
     "fit",
     "inspect_data",
     "mean_nll",

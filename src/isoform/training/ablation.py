@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isoform.config import read
+from isoform.config.base import Frozen
 from isoform.config.difference import difference_in_words
 from isoform.config.files import write_text
 from isoform.cost import parameters
@@ -20,10 +21,18 @@ from isoform.training.fit import agree
 from isoform.training.guard import DivergenceError
 from isoform.training.log import Line, read_log
 from isoform.training.picture import draw_ablation
-from isoform.training.train import RESULT, result_folder, train
+from isoform.training.run_folder import RESULT, Ended, result_folder
+from isoform.training.train import train
 
 DIVERGED = "diverged.json"
 BASE = "base"
+
+
+class Diverged(Frozen):
+    """``diverged.json``."""
+
+    statement: str
+    """Why there is no NLL."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +122,7 @@ class Ablation:
         for finding in self.compared():
             line = sentence(finding.variant.name, finding.difference, finding.n_diverged, len(self.seeds))
             share = finding.parameters / base - 1
-            said.append(line if not share else f"{line}; it has {share:+.1%} parameters")
+            said.append(line if not share else f"{line}; it has {share:+.2%} parameters")
         return said
 
     def may_not(self) -> str:
@@ -250,10 +259,9 @@ def _ended(place: Path, run: RunConfig, seed: int) -> Outcome | None:
         return None
     agree(request, run)
     if diverged.is_file():
-        statement = json.loads(diverged.read_text(encoding="utf-8"))["statement"]
-        return Outcome(seed, None, None, None, statement)
-    fit: Mapping[str, Any] = json.loads(result.read_text(encoding="utf-8"))["fit"]
-    return Outcome(seed, fit["validation_nll"], fit["step"], fit["seconds"], None)
+        return Outcome(seed, None, None, None, read(Diverged, diverged).statement)
+    fit = read(Ended, result).fit
+    return Outcome(seed, fit.validation_nll, fit.step, fit.seconds, None)
 
 
 def _carry_out(

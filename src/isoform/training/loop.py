@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import time
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from isoform.config.files import write_text
+from isoform.config.files import read, write
 from isoform.errors import ConfigError
 from isoform.nn import Transformer
 from isoform.training.checkpoint import Learnt, Store, fill
@@ -33,6 +32,7 @@ from isoform.training.parallel import Alone, parallelise, stacks, whole
 from isoform.training.picture import draw_losses
 from isoform.training.precision import (
     Chosen,
+    Measured,
     autocast,
     choose,
     device_of,
@@ -168,7 +168,7 @@ class _Loop:
         """The setting, or what was measured when the run began: later processes keep to it."""
         path = self.folder / "precision.json"
         if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))["precision"]
+            return read(Measured, path).precision
         work: list[Work] = []
 
         def seconds(precision: Chosen) -> float:
@@ -179,7 +179,7 @@ class _Loop:
 
         chosen, measured = choose(self.settings.precision, seconds)
         if measured:
-            write_text(path, json.dumps({"precision": chosen, "seconds_per_step": measured}) + "\n")
+            write(Measured(precision=chosen, seconds_per_step=measured), path)
         return chosen
 
     def _begin(self) -> tuple[RunState, list[str]]:

@@ -108,7 +108,7 @@ def batch_loss(
     width = n_scores(model.config)
     states, score = _supervised_states(model, work)
     loss, nll = _chunked(score, states, work.labels, (smoothing, z_loss), width)
-    return Sums(loss, nll, _balance(model, loss), work.count)
+    return Sums(loss, nll, _balance(model, work, loss), work.count)
 
 
 def n_scores(cfg: config.ModelConfig) -> int:
@@ -260,11 +260,17 @@ def _piece(
     return smoothed_cross_entropy(head(states), labels, *weights)
 
 
-def _balance(model: Transformer, like: Tensor) -> Tensor:
-    losses = [m.balance for m in model.modules() if isinstance(m, Router) and m.balance is not None]
-    if not model.training or not losses:
-        return like.new_zeros(())
-    return torch.stack(losses).mean()
+def _balance(model: Transformer, work: Work, like: Tensor) -> Tensor:
+    """The mean over the routers, each of them over the tokens that its stack has read."""
+    read = {model.decoder: work.tokens, model.encoder: work.source or work.tokens}
+    losses = [
+        loss
+        for stack, tokens in read.items()
+        if stack is not None
+        for module in stack.modules()
+        if isinstance(module, Router) and (loss := module.balance(tokens.real)) is not None
+    ]
+    return torch.stack(losses).mean() if losses else like.new_zeros(())
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -9,11 +9,22 @@ from typing import Literal
 
 import torch
 
+from isoform.config.base import Frozen
 from isoform.errors import ConfigError
 from isoform.training.settings import Precision
 
 Chosen = Literal["float32", "bfloat16_autocast", "float64"]
+
 MARGIN = 1.05  # bfloat16 has to be so many times faster to be worth its rounding
+
+
+class Measured(Frozen):
+    """``precision.json``: what "auto" has come to, to which later processes keep."""
+
+    precision: Chosen
+    """The faster one."""
+    seconds_per_step: dict[Chosen, float]
+    """What a step took in each."""
 
 
 def device_of(name: str) -> torch.device:

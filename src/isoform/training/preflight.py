@@ -95,7 +95,8 @@ def preflight(model: Transformer, prepared: Prepared, settings: Training) -> Run
 
 
 def refuse_too_long(cfg: ModelConfig, prepared: Prepared) -> None:
-    """Refuse rows beyond a learned table of positions, before training comes upon them.
+    """Refuse rows, or documents packed into rows, beyond a learned table of positions, before training comes
+    upon them.
 
     Raises:
         DataError: names the part and both lengths.
@@ -103,13 +104,16 @@ def refuse_too_long(cfg: ModelConfig, prepared: Prepared) -> None:
     limit = cfg.max_positions()
     if limit is None:
         return
-    for name, part in (("train", prepared.train), ("validation", prepared.validation)):
-        if part is None or (part.stored is None and _surely_fits(prepared, name, limit)):
+    for name in prepared.preflight.parts:
+        stored = name == "train" and prepared.train.stored is not None
+        if not stored and _surely_fits(prepared, name, limit):
             continue
-        longest = _longest(part)
+        part = {"train": prepared.train, "validation": prepared.validation}.get(name) or prepared.test()
+        longest = 0 if part is None else _longest(part)
         if longest > limit:
+            what = "rows" if part is None or prepared.task.batching.kind != "packed" else "documents"
             raise DataError(
-                f"{name}: rows of up to {longest} tokens, the network has {limit} positions; raise"
+                f"{name}: {what} of up to {longest} tokens, the network has {limit} positions; raise"
                 " max_positions, or limit the data's length"
             )
 
@@ -129,6 +133,9 @@ def _surely_fits(prepared: Prepared, name: str, limit: int) -> bool:
 
 
 def _length(batch: Batch | LabelledBatch) -> int:
+    """Positions that a batch asks for; those of packed documents begin anew at each."""
     if isinstance(batch, LabelledBatch):
         return batch.tokens.length
-    return max(batch.decoder_input.length, 0 if batch.source is None else batch.source.length)
+    tokens = batch.decoder_input
+    own = tokens.length if tokens.documents is None else int(tokens.positions().max()) + 1
+    return max(own, 0 if batch.source is None else batch.source.length)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isoform.config.files import write, write_text
+from isoform.config.files import read, write, write_text
 from isoform.data import Prepared, Task, Tokenizer, Tokenizers, prepare
 from isoform.data import check as data_check
 from isoform.data.pipeline import Checked
-from isoform.errors import ConfigError, DataError
+from isoform.errors import ConfigError
 from isoform.nn import Transformer, build
 from isoform.training.config import Pretrained, RunConfig, Vocabularies
 from isoform.training.fit import agree
@@ -25,10 +23,16 @@ from isoform.training.loop import run_loop
 from isoform.training.preflight import RunPreflight, preflight
 from isoform.training.protocol import protocol_of
 from isoform.training.result import FitResult
+from isoform.training.run_folder import (
+    RESULT,
+    Ended,
+    digests,
+    forget_false_start,
+    refuse_changed_data,
+    result_folder,
+)
 from isoform.training.trial import Trial
 from isoform.training.warm_start import Start, adapt, begin_from, open_start, refuse_idle, save_adapter
-
-RESULT = "result.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +118,13 @@ def train(run: RunConfig, folder: Path, *, base: Path, quiet: bool = False) -> T
 
 def _begin(run: RunConfig, folder: Path, base: Path, *, alone: bool) -> Setup | None:
     """Write down what the folder is begun with. Returns what was read, where nobody else needs it too."""
-    _forget_false_start(folder)
+    forget_false_start(folder)
     agree(folder / "request.toml", run, free=("training.distributed",))
     saved = _saved_tokenizers(folder)
     setup = set_up(run, base, saved)
     if saved is None:
         _save_tokenizers(folder, setup.prepared.tokenizers)
-    _refuse_changed_data(folder, setup.prepared)
+    refuse_changed_data(folder, setup.prepared)
     network = run.model if setup.start is not None else setup.model.config
     write(run.model_copy(update={"model": network}), folder / "run.toml")
     return setup if alone else None
@@ -217,7 +221,7 @@ def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, qui
 
     artifact, path = result_folder(run, folder), folder / RESULT
     if path.is_file() and artifact.is_dir():
-        return TrainResult(folder, fit, json.loads(path.read_text(encoding="utf-8"))["test"], artifact)
+        return TrainResult(folder, fit, read(Ended, path).test, artifact)
     prepared = setup.prepared
     made = prepared.tokenizers
     start = setup.start
@@ -236,7 +240,7 @@ def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, qui
     }
     provenance = {
         **result,
-        "data": {**_digests(prepared), "config": run.data.model_dump(mode="json")},
+        "data": {**digests(prepared), "config": run.data.model_dump(mode="json")},
         "training": run.training.model_dump(mode="json"),
         "labels": sorted(prepared.classes, key=prepared.classes.__getitem__),
         **({} if start is None else {"start": start.to_dict()}),
@@ -248,11 +252,6 @@ def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, qui
         save_adapter(bundle, artifact, start, run.training)
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return TrainResult(folder, fit, test, artifact)
-
-
-def result_folder(run: RunConfig, folder: Path) -> Path:
-    """Where the finished network is put: an artifact of its own, or adapters for the one it started from."""
-    return folder / ("artifact" if run.training.lora is None else "adapter")
 
 
 def _save_tokenizers(folder: Path, made: Tokenizers) -> None:
@@ -272,58 +271,3 @@ def _saved_tokenizers(folder: Path) -> Tokenizers | None:
     target = Tokenizer.load(folder, "tokenizer")
     own = (folder / "source_tokenizer.specials.json").is_file()
     return Tokenizers(Tokenizer.load(folder, "source_tokenizer") if own else target, target)
-
-
-def _digests(prepared: Prepared) -> dict[str, Any]:
-    """SHA-256 of every file that training and validation were read from, by its path in the run file; of ids
-    kept on disk, which say themselves what they were made of, that of the ids."""
-    base = prepared.task.base
-    found: dict[str, str] = {}
-    for part in (prepared.train, prepared.validation):
-        if part is not None and part.stored is not None:
-            found[os.path.relpath(part.stored.folder, base)] = part.stored.digest
-        elif part is not None:
-            for file in part.records.files:
-                found[os.path.relpath(file, base)] = _digest(file)
-    return {"sha256": found}
-
-
-def _digest(file: Path) -> str:
-    """A folder's is that of its files."""
-    total = hashlib.sha256()
-    for path in sorted(file.rglob("*")) if file.is_dir() else (file,):
-        if path.is_file():
-            with path.open("rb") as content:
-                while block := content.read(2**20):
-                    total.update(block)
-    return total.hexdigest()
-
-
-def _forget_false_start(folder: Path) -> None:
-    """A run that was refused before its first checkpoint binds no one: mended, it begins anew.
-
-    Only what that run itself has written goes; a tokenizer beside it may be somebody's own.
-    """
-    request = folder / "request.toml"
-    if not request.is_file() or (folder / "checkpoints").is_dir():
-        return
-    names = ["data.json", "run.toml", "preflight.json"]
-    for name in ("tokenizer", "source_tokenizer"):
-        if (folder / f"{name}.specials.json").is_file():  # written last of a tokenizer's two files
-            names += [f"{name}.specials.json", f"{name}.json", f"{name}.model"]
-    for path in (*(folder / name for name in names), request):
-        path.unlink(missing_ok=True)
-
-
-def _refuse_changed_data(folder: Path, prepared: Prepared) -> None:
-    path, now = folder / "data.json", _digests(prepared)
-    if not path.is_file():
-        write_text(path, json.dumps(now, indent=1) + "\n")
-        return
-    begun = json.loads(path.read_text(encoding="utf-8"))
-    for name, digest in now["sha256"].items():
-        if begun["sha256"].get(name) != digest:
-            raise DataError(
-                f"{name}: not the file this run was begun with in {folder}; put it back, or choose another"
-                " folder"
-            )
