@@ -92,6 +92,36 @@ def test_what_it_does_not_take(float32):
     assert prepare(float32("gpt2")) is None
 
 
+@needs_compiler
+def test_weights_that_lie_column_by_column(float32):
+    """As GPT-2's files have them: copied for long jobs, left to the other step for short ones."""
+    model = float32("gpt2")
+    up = model.decoder.layers[0].feed_forward.body.up
+    with torch.inference_mode():
+        before = compiled(prepare(model), library(torch.float32), copies=False)
+    assert before is not None
+    up.weight = torch.nn.Parameter(up.weight.detach().t().contiguous().t())
+    with torch.inference_mode():
+        assert compiled(prepare(model), library(torch.float32), copies=False) is None
+        plain, machine = Cached(model, compile="never"), Cached(model, compile="always")
+        for forward in (plain, machine):
+            forward.begin(PROMPTS, None, 4)
+        ids = torch.tensor([1, 2, 3])
+        torch.testing.assert_close(machine.step(ids), plain.step(ids), rtol=0, atol=1e-5)
+
+
+@needs_compiler
+def test_log_sums():
+    """Whatever their size, infinities among them, as in `torch.logsumexp`."""
+    for dtype, atol in ((torch.float32, 2e-5), (torch.float64, 1e-12)):
+        machine = library(dtype)
+        scores = torch.linspace(-90, 40, 3 * 77, dtype=dtype).view(3, 77) * torch.tensor([[1.0], [-1], [9]])
+        scores[0, :5] = -torch.inf
+        torch.testing.assert_close(machine.log_sums(scores), scores.logsumexp(-1), rtol=1e-6, atol=atol)
+        scores[1, 3] = torch.nan
+        assert machine.log_sums(scores).isnan().tolist() == [False, True, False]
+
+
 def test_without_a_compiler(float32, monkeypatch, tmp_path):
     monkeypatch.setenv("ISOFORM_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")

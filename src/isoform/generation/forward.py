@@ -28,6 +28,7 @@ CHUNK = 1024  # tokens of a prompt that are read at a time, so that their hidden
 BANDWIDTH, FLOPS = 2e10, 1e11  # bytes and operations a second of a small machine,
 OVERHEAD = 1.5e-4  # seconds of Python a layer,
 COMPILING = 5.0  # and seconds that compiling takes: a guess at what a job would save
+COPYING = 16  # tokens from which on weights may be copied once, which takes as long as a few of them
 Compile = Literal["auto", "never", "always"]
 
 
@@ -141,7 +142,8 @@ class Cached:
         if self._compile == "auto" and (switched_off() or not (built(weight.dtype) or self._long(rows, new))):
             return None
         found = library(weight.dtype)
-        return None if found is None else compiled(step, found)
+        copies = self._compile == "always" or new >= COPYING
+        return None if found is None else compiled(step, found, copies=copies)
 
     def _long(self, rows: int, new: int) -> bool:
         """Whether the job would save more time than compiling takes: half of it."""

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from isoform.generation.search import Choice, Hypothesis, Job
+from isoform.native import loaded
 
 Pick = Callable[[Tensor, Tensor | None, int], Tensor]
 DROP_SHARE = 4  # finished rows are dropped when they are at least one in so many: dropping copies the cache
@@ -94,8 +95,7 @@ class Single:
         uniforms = None if self._uniforms is None else self._uniforms[:, step]
         tokens = self._pick(allowed, uniforms, step)
         if self._job.constraints.forced_at(step) is None:
-            # On a CPU the whole log-softmax takes less time than its denominator alone (logsumexp).
-            gained = scores.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+            gained = _log_probabilities(scores, tokens)
             self._total = self._total + (
                 gained if self._ended is None else gained.masked_fill(self._ended, 0.0)
             )
@@ -126,3 +126,14 @@ class Single:
             self._found[self._rows[i]] = Hypothesis(
                 row, total, total, ended[i], None if kept is None else kept[n]
             )
+
+
+def _log_probabilities(
+    scores: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"]
+) -> Float[Tensor, " rows"]:
+    """The log-probability of each row's token."""
+    machine = loaded(scores)
+    if machine is None:
+        # On a CPU the whole log-softmax takes less time than its denominator alone (logsumexp).
+        return scores.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return scores.gather(-1, tokens[:, None])[:, 0] - machine.log_sums(scores)

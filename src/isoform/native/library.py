@@ -9,6 +9,7 @@ compiler, or what it made cannot be loaded, there is no library, and everything 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 SOURCE = Path(__file__).with_name("step.cpp")
 OPTIONS = (
@@ -48,9 +51,22 @@ class Library:
         self.step: Any = self._loaded.isoform_step
         self.step.restype = ctypes.c_int
         self.step.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p]
+        self._log_sums: Any = self._loaded.isoform_log_sums
+        self._log_sums.restype = ctypes.c_int
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._log_sums.argtypes = [pointer, number, number, pointer, number]
+
+    def log_sums(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, " rows"]:
+        """log Σ exp of every row."""
+        scores = scores.contiguous()
+        rows, width = scores.shape
+        found = scores.new_empty(rows)
+        self._log_sums(scores.data_ptr(), rows, width, found.data_ptr(), torch.get_num_threads())
+        return found
 
 
 _known: dict[Path, Library | None] = {}
+_in_use: dict[torch.dtype, Library] = {}
 
 
 def folder() -> Path:
@@ -72,6 +88,13 @@ def built(dtype: torch.dtype) -> bool:
     return compiler is not None and _path(compiler, dtype).is_file()
 
 
+def loaded(scores: Tensor) -> Library | None:
+    """The library for scores on the CPU, where it is in use already."""
+    if scores.device.type != "cpu":
+        return None
+    return _in_use.get(scores.dtype)
+
+
 def library(dtype: torch.dtype) -> Library | None:
     """The step for numbers of a type, compiled unless it was before; None: there is none on this machine."""
     compiler = _compiler()
@@ -85,7 +108,10 @@ def library(dtype: torch.dtype) -> Library | None:
             _known[path] = Library(path)
         except (OSError, AttributeError, subprocess.SubprocessError):
             _known[path] = None
-    return _known[path]
+    found = _known[path]
+    if found is not None:
+        _in_use[dtype] = found
+    return found
 
 
 def _compiler() -> str | None:
@@ -96,16 +122,21 @@ def _compiler() -> str | None:
 
 
 def _path(compiler: str, dtype: torch.dtype) -> Path:
+    return folder() / _name(compiler, REALS.get(dtype, ""))
+
+
+@functools.cache
+def _name(compiler: str, real: str) -> str:
     status = Path(compiler).stat()
     parts = (
         SOURCE.read_text(encoding="utf-8"),
         *OPTIONS,
-        REALS.get(dtype, ""),
+        real,
         str(Path(compiler).resolve()),
         str((status.st_size, status.st_mtime_ns)),
         _processor(),
     )
-    return folder() / f"step-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
+    return f"step-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.so"
 
 
 def _processor() -> str:

@@ -76,10 +76,11 @@ class Program:
 
     Args:
         dtype: what is computed in.
+        copies: whether weights that do not lie row by row may be copied.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, *, copies: bool) -> None:
+        self.dtype, self.copies = dtype, copies
         self.ops: list[Op] = []
         self.widths: dict[str, int] = dict.fromkeys(BUFFERS, 0)
         self._held: list[Tensor] = []

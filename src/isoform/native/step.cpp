@@ -28,6 +28,13 @@
 // Loops over registers, which are registers only where nothing of the loop is left.
 #define UNROLL _Pragma("GCC unroll 16")
 
+// In a register, and not read from memory at every use.
+#if defined(__x86_64__)
+#define KEEP(v) __asm__("" : "+v"(v))
+#else
+#define KEEP(v)
+#endif
+
 typedef REAL real;
 typedef int64_t i64;
 constexpr int LANES = VECTOR / sizeof(real);
@@ -197,11 +204,15 @@ static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, 
     for (; k + LANES * U <= width; k += LANES * U) {
         UNROLL for (int u = 0; u < U; u++) {
             vec given[R];
-            UNROLL for (int r = 0; r < R; r++) given[r] = load(x + r * ldx + k + u * LANES);
+            UNROLL for (int r = 0; r < R; r++) {
+                given[r] = load(x + r * ldx + k + u * LANES);
+                KEEP(given[r]);
+            }
             UNROLL for (int a = 0; a < O; a++) {
-                const vec wide = load(w + a * ldw + k + u * LANES);
+                vec wide = load(w + a * ldw + k + u * LANES);
+                KEEP(wide);
                 // The next tile's: rows are too short for the processor to see where they lead.
-                __builtin_prefetch(w + (a + O) * ldw + k + u * LANES);
+                if (R <= 2) __builtin_prefetch(w + (a + O) * ldw + k + u * LANES);
                 UNROLL for (int r = 0; r < R; r++) sums[u][r][a] += wide * given[r];
             }
         }
@@ -223,10 +234,10 @@ constexpr int MOST = 6;  // rows a tile: as many as there are registers for
 constexpr int MOST = 3;
 #endif
 
-// The given rows against O outputs.
+// The given rows against O outputs. The last tile has one row or two.
 template <class W, int O>
 static inline void rows_of(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 end, i64 column) {
-    for (; end - row >= MOST && end - row != 4; row += MOST) tile<W, O, MOST, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column);
+    for (; end - row > MOST && end - row != 4; row += MOST) tile<W, O, MOST, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column);
     for (; end - row >= 2; row += 2) tile<W, O, 2, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column);
     if (row < end) tile<W, O, 1, 2>(w, ldw, x + row * ldx, ldx, width, o, row, column);
 }
@@ -240,7 +251,7 @@ static void product(const W* w, const real* x, i64 ldx, i64 rows, i64 width, con
         for (; c < end; c++) tile<W, 1, 1, 4>(w + c * width, width, x, ldx, width, o, 0, c);
         return;
     }
-    const bool widen = sizeof(W) != sizeof(real) && rows > 8;
+    const bool widen = sizeof(W) != sizeof(real) && rows > (sizeof(W) == 2 ? 4 : 8);
     i64 block = 98304 / (width * i64(sizeof(real)) / 4 + 1);  // rows that stay in the second-level cache
     block = block < 8 ? 8 : block & ~i64(3);
     for (i64 first = 0; first < rows; first += block) {
@@ -459,6 +470,26 @@ static void linear(const Op& op, const Call& call, i64 thread, i64 threads, real
         real* to = out.to + r * out.stride;
         activate(op.act, to + begin, op.gated ? to + op.n + begin : nullptr, end - begin, real(op.softcap));
     }
+}
+
+// log Σ e^x of every row.
+extern "C" int isoform_log_sums(const real* x, i64 rows, i64 width, real* out, i64 given) {
+    const i64 parts = rows < given ? rows : given;
+    #pragma omp parallel num_threads(parts)
+    {
+        const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        for (i64 row = rows * thread / threads; row < rows * (thread + 1) / threads; row++) {
+            const real* at = x + row * width;
+            real most = at[0];
+            #pragma omp simd reduction(max:most)
+            for (i64 i = 0; i < width; i++) most = at[i] > most ? at[i] : most;
+            real total = 0;
+            #pragma omp simd reduction(+:total)
+            for (i64 i = 0; i < width; i++) total += exponential(at[i] - most);
+            out[row] = most + std::log(total);
+        }
+    }
+    return 0;
 }
 
 extern "C" int isoform_step(const Op* ops, i64 n_ops, const Near* nears, const Call* given) {

@@ -84,13 +84,12 @@ class Compiled:
             self._spare = stream.new_empty(threads, spare)
             call.rows, call.threads, call.spare_stride = rows, threads, spare
             call.spare = self._spare.data_ptr()
-        addresses = [stream.data_ptr(), *(b.data_ptr() for b in self._buffers)]
-        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
-        self._strides = (ctypes.c_int64 * len(addresses))(
-            stream.shape[1], *(b.shape[1] for b in self._buffers)
-        )
-        call.buffers = ctypes.addressof(self._addresses)
-        call.strides = ctypes.addressof(self._strides)
+            every = [stream, *self._buffers]
+            self._addresses = (ctypes.c_void_p * len(every))(*(b.data_ptr() for b in every))
+            self._strides = (ctypes.c_int64 * len(every))(*(b.shape[1] for b in every))
+            call.buffers = ctypes.addressof(self._addresses)
+            call.strides = ctypes.addressof(self._strides)
+        self._addresses[0] = stream.data_ptr()
         if trails.memory is not None and call.memory is None:
             self._memory = (ctypes.c_void_p * len(trails.memory))(*(m.data_ptr() for m in trails.memory))
             call.memory, call.source = ctypes.addressof(self._memory), trails.memory[0].shape[2]
@@ -117,9 +116,15 @@ class Compiled:
         self._nears = (Near * len(nears))(*nears)
 
 
-def compiled(step: Step, library: Library) -> Compiled | None:
-    """A step as machine code; None where it has parts that are no operations."""
-    found = lower(step.stack, step.token_head, step.d_model, step.dtype)
+def compiled(step: Step, library: Library, *, copies: bool = True) -> Compiled | None:
+    """A step as machine code; None where it has parts that are no operations.
+
+    Args:
+        step: the step.
+        library: for its type of number.
+        copies: whether weights that do not lie row by row, as GPT-2's files have them, may be copied.
+    """
+    found = lower(step.stack, step.token_head, step.d_model, step.dtype, copies=copies)
     if found is None:
         return None
     program, whole = found

@@ -23,12 +23,15 @@ class Unknown(Exception):
     """A part that has no operation."""
 
 
-def lower(stack: Stack, head: TokenHead, d_model: int, dtype: torch.dtype) -> tuple[Program, bool] | None:
+def lower(
+    stack: Stack, head: TokenHead, d_model: int, dtype: torch.dtype, *, copies: bool
+) -> tuple[Program, bool] | None:
     """The operations from the embedded token to its scores, and whether the head is among them.
 
-    None where a part is no module of ours, or one that has no operation: experts, adapters.
+    None where a part is no module of ours, or one that has no operation (experts, adapters), or where weights
+    would have to be copied and are not to be.
     """
-    program = Program(dtype)
+    program = Program(dtype, copies=copies)
     program.need("stream", d_model)
     try:
         for i, block in enumerate(stack.blocks()):
@@ -71,6 +74,8 @@ def _linear(
     assert isinstance(module, Linear | Packed | TokenHead)
     tensors = _weight(module)
     if tensors[0].dtype not in (program.dtype, *FORMS):
+        raise Unknown
+    if not (program.copies or tensors[0].is_contiguous()):
         raise Unknown
     n, m = tensors[0].shape
     program.need(out, n)

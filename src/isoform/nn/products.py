@@ -54,27 +54,27 @@ class Product:
 
 
 class PackedFloat32(Product):
-    """The float32 weight twice: in the block layout of oneDNN, which many rows are multiplied with, and
-    turned, which a single row reads in 0.7 to 0.8 of the time of the layout it is stored in (MKL, AVX2)."""
+    """The float32 weight twice: as it is, and in the block layout of oneDNN, which many rows are multiplied
+    with. A single row takes the first: the compiled step reads it where it lies."""
 
     form = "float32"
 
     def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
-        self._turned, self._bias = weight.t().contiguous(), bias
+        self._weight, self._bias = weight.contiguous(), bias
         worth = weight.dtype == torch.float32 and weight.numel() >= SMALL
         self._packed = attempt(_pack_float32, weight) if worth else None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         # oneDNN takes 30 µs to begin.
         if self._packed is None or x.dtype != torch.float32 or x.numel() == x.shape[-1]:
-            return F.linear(x, self._turned.t(), self._bias)
+            return F.linear(x, self._weight, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
     def dense(self) -> Float[Tensor, "out width"]:
-        return self._turned.t()
+        return self._weight
 
     def stored(self) -> Mapping[str, Tensor]:
-        return {"": self._turned.t()}
+        return {"": self._weight}
 
 
 class Bfloat16(Product):
