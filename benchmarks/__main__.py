@@ -26,7 +26,7 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
     import warnings
 
     warnings.simplefilter("ignore")
-    from benchmarks import around, decoding, learning, networks, page
+    from benchmarks import around, decoding, learning, loading, networks, page
     from benchmarks.timing import Section
     from isoform.cost import measure_machine
 
@@ -63,6 +63,7 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
             six if full else networks.Shape("decoder 4×128", 4_000, 128, 4, 4), 2048, 3 if full else 1
         ),
         "loading": lambda: around.loading(small if full else six, repeats),
+        "memory": lambda: loading.memory(17 if full else 4, 3 if full else 1),
         "checking": lambda: around.checking(six, 3),
         "growth": lambda: around.growth(
             networks.Shape("decoder 4×128", 4_000, 128, 4, 4),

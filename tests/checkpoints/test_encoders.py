@@ -178,6 +178,14 @@ def test_sentence_embedding(tmp_path: Path) -> None:
             expected = torch.stack([s[r].mean(0) for s, r in zip(states, real, strict=True)])
             found = model(tokens).pooled
         parity.close(found, torch.nn.functional.normalize(expected, dim=-1), side)
+    from isoform.checkpoints import export
+
+    again = load(export(load(tmp_path / "in"), tmp_path / "out"))
+    assert again.config == load(tmp_path / "in").config
+    kept = json.loads((tmp_path / "out" / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    assert [name for name, on in kept.items() if on is True] == ["pooling_mode_mean_tokens"]
+    with torch.no_grad():
+        parity.close(again.model(tokens).pooled, found, "written and read", 1e-12)
     pooling.write_text(json.dumps({"pooling_mode_max_tokens": True}), encoding="utf-8")
     from isoform.errors import ArtifactError
 

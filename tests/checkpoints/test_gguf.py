@@ -246,6 +246,33 @@ def test_refusals(change: Callable[..., None], message: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_an_import_compares_every_tensor(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quantised ones as the numbers they stand for; one number that is lost is found."""
+    import json
+
+    from isoform.checkpoints import mapping
+    from isoform.cli import main
+
+    path = write(tmp_path / "model.gguf", TYPE[kind])
+    assert main(["import", str(path), str(tmp_path / "a"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tensors_bit_equal"] == 3 + 9 * SIZES["layers"]
+    filled = mapping.load_weights
+
+    def spoilt(model: Any, *others: Any, **options: Any) -> None:
+        filled(model, *others, **options)
+        with torch.no_grad():
+            weight = model.decoder.layers[1].feed_forward.body.down.weight
+            weight[3, 5] = weight[3, 5] * 2 + 1
+
+    monkeypatch.setattr("isoform.checkpoints.gguf.reading.load_weights", spoilt)
+    assert main(["import", str(path), str(tmp_path / "b")]) != 0
+    assert "ffn_down.weight does not come back as it was" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
 def test_another_architecture(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="architecture 'gpt2' is not supported; known: llama"):
         load(write(tmp_path / "tiny.gguf", architecture="gpt2"))

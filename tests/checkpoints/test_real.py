@@ -215,6 +215,7 @@ def test_sentence_embeddings(tmp_path: Path) -> None:
         assert (torch.stack(alone) - expected).abs().max() <= 1e-5
     again = load(bundle.save(tmp_path / "artifact"), check=True)
     assert again.config == bundle.config
+    assert load(export(bundle, tmp_path / "hf")).config == bundle.config
 
 
 def test_reaction_mapper() -> None:

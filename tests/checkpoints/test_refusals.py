@@ -99,6 +99,12 @@ def test_token_ids(folder: Path, ids: Any) -> None:
     refused(folder, "token ids: ")
 
 
+@pytest.mark.parametrize("name", [["llama"], None, 3, "lama"])
+def test_model_type(folder: Path, name: Any) -> None:
+    edit_config(folder, model_type=name)
+    refused(folder, "model_type .* is not supported")
+
+
 def test_unknown_tensor(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(2)}))
     refused(folder, r"unknown: model\.layers\.0\.extra\.weight")
@@ -183,8 +189,11 @@ class TestShards:
         self.edit(sharded, lambda m: m.pop("model.norm.weight"))
         refused(sharded, r"does not say that b\.safetensors holds model\.norm\.weight")
 
-    def test_not_an_index(self, sharded: Path) -> None:
-        (sharded / "model.safetensors.index.json").write_text("{}", encoding="utf-8")
+    @pytest.mark.parametrize(
+        "text", ["{}", "[]", "no", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}', '{"weight_map": 3}']
+    )
+    def test_not_an_index(self, sharded: Path, text: str) -> None:
+        (sharded / "model.safetensors.index.json").write_text(text, encoding="utf-8")
         refused(sharded, "not an index of shards")
 
 

@@ -193,7 +193,7 @@ class Layers:
     stack: str
     theirs: str
     entries: tuple[Entry, ...]
-    number: Callable[[int], int] = int
+    number: Callable[[int], int | str] = int
 
     def rules(self, target: Target, ours: str, theirs: str) -> Iterator[Rule]:
         cfg = target.config.encoder if self.stack == "encoder" else target.config.decoder

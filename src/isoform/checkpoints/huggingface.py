@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from isoform.checkpoints import families, probe
+from isoform.checkpoints import families, probe, sentence
 from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.checked import Checked
 from isoform.checkpoints.entries import FamilyMapping
@@ -17,7 +17,7 @@ from isoform.checkpoints.families.family import Family, HeadKind
 from isoform.checkpoints.folder_vocabularies import Found, find
 from isoform.checkpoints.keys import IRRELEVANT, Keys, understood
 from isoform.checkpoints.mapping import Weights, load_weights, save_weights
-from isoform.checkpoints.protocol import read_protocol, write_protocol
+from isoform.checkpoints.protocol import RULES, read_protocol, write_protocol
 from isoform.checkpoints.relayout import with_layout
 from isoform.checkpoints.shards import SINGLE, open_folder
 from isoform.checkpoints.weights import skeleton
@@ -29,7 +29,6 @@ from isoform.config.protocol import Protocol
 from isoform.data.tokenizer import Template
 from isoform.errors import ArtifactError, IsoformError, did_you_mean
 
-Pooling = Literal["mean", "first", "last"]
 _ALPHABETS = {"grapheme_chars", "phoneme_chars"}
 # Keys that the network does not have, and that go back where they came from.
 _CARRIED = {"max_position_embeddings", *_ALPHABETS}
@@ -50,7 +49,7 @@ def read_config(folder: Path) -> tuple[Family, HeadKind, ModelConfig, dict[str, 
     table = read_json(folder / CONFIG)
     where = str(folder / CONFIG)
     name = table.get("model_type")
-    if name not in families.FAMILIES:
+    if not isinstance(name, str) or name not in families.FAMILIES:
         raise ArtifactError(
             f"{where}: model_type {name!r} is not supported{did_you_mean(str(name), families.FAMILIES)}"
         )
@@ -58,35 +57,10 @@ def read_config(folder: Path) -> tuple[Family, HeadKind, ModelConfig, dict[str, 
     with understood(where):
         kind = _head(family, table, where)
         config = family.read(Keys(table, where), kind)
-    pooling = _sentence_pooling(folder)
+    pooling = sentence.read(folder, read_json)
     if pooling is not None and config.structure == "encoder":
         config = ModelConfig.model_validate({**config.model_dump(), "head": pooling.model_dump()})
     return family, kind, config, table
-
-
-def _sentence_pooling(folder: Path) -> PoolingHead | None:
-    """How a folder of the sentence-transformers library makes one vector of a text; None for other folders.
-
-    Raises:
-        ArtifactError: a module or a pooling that is not understood.
-    """
-    path = folder / "modules.json"
-    if not path.is_file():
-        return None
-    modules = json.loads(path.read_text(encoding="utf-8"))
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise ArtifactError(f"{path}: modules {', '.join(kinds)} are not supported")
-    settings = read_json(folder / str(modules[1]["path"]) / CONFIG)
-    chosen = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
-    known: dict[str, Pooling] = {
-        "pooling_mode_mean_tokens": "mean",
-        "pooling_mode_cls_token": "first",
-        "pooling_mode_lasttoken": "last",
-    }
-    if len(chosen) != 1 or chosen[0] not in known:
-        raise ArtifactError(f"{path}: pooling {', '.join(chosen) or 'none'} is not supported")
-    return PoolingHead(pooling=known[chosen[0]], pooler=None, normalise=len(kinds) == 3)
 
 
 def load(
@@ -129,6 +103,8 @@ def load(
     provenance: dict[str, Any] = {
         "format": "hf", "family": family.model_type, "folder": folder.name, "config": table,
     }  # fmt: skip
+    if search := {name: value for name, value in generation.items() if name not in RULES}:
+        provenance["generation"] = search  # settings of a search: not ours to apply, but to hand on
     if found is not None and found.came is not None:
         provenance["tokenizer"] = found.came
     source = None if found is None or config.source is None else found.source
@@ -165,22 +141,28 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
     """
     bundle = dataclasses.replace(bundle, model=with_layout(bundle.model, "half"))
     bundle = dataclasses.replace(bundle, config=bundle.model.config)
-    chosen, table, kind = _expressed(bundle, family)
     config = bundle.config
+    pooling = config.head if isinstance(config.head, PoolingHead) and config.head.pooler is None else None
+    if pooling is not None:  # said beside the states, in files of its own
+        config = ModelConfig.model_validate({**config.model_dump(), "head": None})
+    chosen, table, kind = _expressed(bundle, config, family)
     known = (
         bundle.provenance.get("config", {}) if bundle.provenance.get("family") == chosen.model_type else {}
     )
     kept = {k: v for k, v in known.items() if k in IRRELEVANT or k in _CARRIED}
-    architecture = next(name for name, k in chosen.architectures.items() if k == kind)
+    # The class of a model with a pooler is also the one without (add_pooling_layer=False).
+    named = "pooled" if kind not in chosen.architectures.values() else kind
+    architecture = next(name for name, k in chosen.architectures.items() if k == named)
     dtype = str(next(bundle.model.parameters()).dtype).removeprefix("torch.")
     both = config.structure == "encoder-decoder"
+    rules = write_protocol(bundle.protocol, encoder_decoder=both)
     full = {
         **kept,
-        **table,
+        **rules,
+        **table,  # where positions are counted from the padding id, that id is part of the function
         "model_type": chosen.model_type,
         "architectures": [architecture],
         "torch_dtype": dtype,
-        **write_protocol(bundle.protocol, encoder_decoder=both),
     }
     from safetensors.torch import save_file
 
@@ -189,8 +171,10 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
         save_file(tensors, new / SINGLE, metadata={"format": "pt"})
         write_text(new / CONFIG, json.dumps(full, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
         if kind == "tokens" and config.decoder is not None:
-            generation = write_protocol(bundle.protocol, encoder_decoder=both)
-            write_text(new / GENERATION, json.dumps(generation, indent=2, sort_keys=True) + "\n")
+            settings = {**bundle.provenance.get("generation", {}), **rules}
+            write_text(new / GENERATION, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+        if pooling is not None:
+            sentence.write(pooling, config.d_model, new)
         if not full.keys() >= _ALPHABETS:
             write_tokenizer(bundle, new, chosen.model_type)
         Checked(_checked(bundle, new)).write(new)
@@ -213,8 +197,9 @@ def opened(folder: Path, config: ModelConfig, *, unpickle: bool) -> tuple[Family
     return family.mapping(config), open_folder(folder, unpickle=unpickle)
 
 
-def _expressed(bundle: Bundle, name: str | None) -> tuple[Family, dict[str, Any], HeadKind]:
-    config = bundle.config
+def _expressed(
+    bundle: Bundle, config: ModelConfig, name: str | None
+) -> tuple[Family, dict[str, Any], HeadKind]:
     wanted = name or bundle.provenance.get("family")
     if wanted is not None:
         if wanted not in families.FAMILIES:
@@ -236,7 +221,10 @@ def _express(family: Family, config: ModelConfig) -> tuple[Family, dict[str, Any
         ArtifactError: there are none; the message names the first field that cannot be said.
     """
     reason = "its parts are of another kind"
-    for kind in dict.fromkeys(family.architectures.values()):
+    kinds = dict.fromkeys(family.architectures.values())
+    if config.head is None:
+        kinds = {"states": None}
+    for kind in kinds:
         try:
             table = family.write(config)
             back = family.read(Keys(table, family.model_type), kind)

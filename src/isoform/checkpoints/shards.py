@@ -110,10 +110,10 @@ def open_folder(folder: Path, *, unpickle: bool = False) -> Shards | InMemory:
 def _sharded(folder: Path) -> Shards:
     path = folder / INDEX
     try:
-        weight_map: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError) as error:
+        weight_map: dict[str, str] = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+        shards = sorted({Path(name).name for name in weight_map.values()})
+    except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: not an index of shards: {error}") from None
-    shards = sorted(set(weight_map.values()))
     if missing := [name for name in shards if not (folder / name).is_file()]:
         raise ArtifactError(f"{path}: names shards that are not there: {listed(missing)}")
     files = [SafetensorsFile(folder / name) for name in shards]

@@ -32,6 +32,8 @@ class Protocol(Frozen):
     """Ids put after it."""
     forced: tuple[tuple[TokenId, TokenId], ...] = ()
     """(step, id) pairs: at that step of the output, counted from 0, only that id may be chosen."""
+    forced_last: TokenId | None = None
+    """The only id that the last token of an output which runs into the length limit may be."""
     suppressed: tuple[TokenId, ...] = ()
     """Ids that are never chosen."""
     padding_side: Literal["right", "left"] = "right"

@@ -133,7 +133,7 @@ def generate(
     end = EndOfSequence(eos_ids)
     constraints = Constraints(
         suppressed=() if protocol is None else protocol.suppressed,
-        forced=() if protocol is None else protocol.forced,
+        forced=_forced(protocol, max_new_tokens),
         eos_ids=eos_ids,
         min_new_tokens=min_new_tokens,
     )
@@ -165,6 +165,14 @@ def _loop(
             forward.select(choice.rows, same_sample=choice.same_sample)
         logits = forward.step(choice.tokens)
     return chooser.outputs()
+
+
+def _forced(protocol: Protocol | None, limit: int) -> list[tuple[int, int]]:
+    """(step, id) pairs; the last step's goes before another of the same step."""
+    if protocol is None:
+        return []
+    last = protocol.forced_last
+    return [*protocol.forced, *([] if last is None else [(limit - 1, last)])]
 
 
 def _eos(eos_id: int | Sequence[int] | None, protocol: Protocol | None) -> tuple[int, ...]:

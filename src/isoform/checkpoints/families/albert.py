@@ -25,8 +25,10 @@ from isoform.config import (
     Learned,
     ModelConfig,
     Projection,
+    Stack,
 )
 from isoform.config.presets.build import layer_norm
+from isoform.errors import ArtifactError
 
 
 def read_albert(keys: Keys, kind: HeadKind) -> ModelConfig:
@@ -36,7 +38,6 @@ def read_albert(keys: Keys, kind: HeadKind) -> ModelConfig:
     norm = layer_norm(keys.real("layer_norm_eps", 1e-12))
     drop = keys.real("hidden_dropout_prob", 0.0)
     keys.must("position_embedding_type", "absolute", None)
-    keys.must("inner_group_num", 1)
     keys.skip("classifier_dropout_prob", "down_scale_factor", "gap_size", "net_structure_type")
     keys.skip("num_memory_blocks", "tie_word_embeddings", "embedding_size")
     width = keys.integer("embedding_size", 128)
@@ -55,11 +56,36 @@ def read_albert(keys: Keys, kind: HeadKind) -> ModelConfig:
         drop, keys.real("attention_probs_dropout_prob", 0.0),
     ).replace(residual_dropout_on="attention")  # fmt: skip
     n, groups = keys.integer("num_hidden_layers", 12), keys.integer("num_hidden_groups", 1)
-    of = [int(i / (n / groups)) for i in range(n)]
+    inner = keys.integer("inner_group_num", 1)
+    sharing = _sharing(n, groups, inner)
+    if inner > 1 and n == groups:
+        raise ArtifactError(
+            f"{keys.where}: inner_group_num {inner} where no group is used twice is not supported"
+        )
     head = make_head(keys, kind, ALBERT, act, norm, drop)
     keys.done()
-    sharing = tuple(of.index(group) for group in of)
-    return make_encoder(d=d, table=table, n=n, layer=layer, head=head, sharing=sharing)
+    return make_encoder(d=d, table=table, n=len(sharing), layer=layer, head=head, sharing=sharing)
+
+
+def _sharing(n: int, groups: int, inner: int) -> tuple[int, ...]:
+    """Who owns each layer's parameters: n times a group, each of ``inner`` layers one after the other."""
+    of = [int(i / (n / groups)) for i in range(n)]
+    return tuple(of.index(group) * inner + j for group in of for j in range(inner))
+
+
+def _groups(stack: Stack) -> tuple[int, int, int]:
+    """Layers, groups and layers of a group there, the groups as small as can be.
+
+    Raises:
+        ArtifactError: the layers are not shared in groups.
+    """
+    owners = tuple(stack.owner(i) for i in range(stack.n_layers))
+    n_owners = len(set(owners))
+    for inner in range(1, n_owners + 1):
+        n, groups = stack.n_layers // inner, n_owners // inner
+        if _sharing(n, groups, inner) == owners:
+            return n, groups, inner
+    raise ArtifactError(f"cannot be written: layers {list(owners)} are not shared in groups")
 
 
 def write_albert(cfg: ModelConfig) -> dict[str, Any]:
@@ -69,15 +95,21 @@ def write_albert(cfg: ModelConfig) -> dict[str, Any]:
     rate = result.pop("classifier_dropout", None)
     if rate is not None:
         result["classifier_dropout_prob"] = rate
-    owners = {cfg.encoder.owner(i) for i in range(cfg.encoder.n_layers)}
-    return {**result, "num_hidden_groups": len(owners)}
+    n, groups, inner = _groups(cfg.encoder)
+    return {**result, "num_hidden_layers": n, "num_hidden_groups": groups, "inner_group_num": inner}
 
 
 def map_albert(cfg: ModelConfig) -> FamilyMapping:
-    """ALBERT; a layer here is the group that owns its parameters there."""
+    """ALBERT; a layer's parameters are those of the group that owns it there."""
     stack = cfg.encoder
     assert stack is not None
     owners = sorted({stack.owner(i) for i in range(stack.n_layers)})
+    _, _, inner = _groups(stack)
+
+    def place(i: int) -> str:
+        group, within = divmod(owners.index(i), inner)
+        return f"{group}.albert_layers.{within}"
+
     layer = (
         Packed(
             "attention.body.qkv",
@@ -93,7 +125,7 @@ def map_albert(cfg: ModelConfig) -> FamilyMapping:
         entries=(
             *tables("albert."),
             Module("embedding.projection", "albert.encoder.embedding_hidden_mapping_in"),
-            Layers("encoder", "albert.encoder.albert_layer_groups.{}.albert_layers.0.", layer, owners.index),
+            Layers("encoder", "albert.encoder.albert_layer_groups.{}.", layer, place),
             *vocabulary_head(
                 "predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"
             ),

@@ -249,7 +249,7 @@ def _mapper(build: Build) -> Callable[[ModelConfig], FamilyMapping]:
                 *(() if cfg.head is not None else (Ignored("final_logits_bias", "of another head"),)),
             ),
             computed=_written_sinusoids(cfg)
-            if build.positions == "sinusoidal" and not build.separate
+            if build.positions == "sinusoidal" and (cfg.head is None or not build.separate)
             else (),
             base="model.",
             heads=("lm_head.", "final_logits_bias"),

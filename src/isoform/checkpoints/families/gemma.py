@@ -43,14 +43,13 @@ def _gated(keys: Keys, name: str) -> Gated:
 
 
 def read_gemma(keys: Keys, kind: HeadKind) -> ModelConfig:
-    """Gemma 1. ``hidden_activation`` was added to correct ``hidden_act``, so it goes before it."""
+    """Gemma 1. Its class reads ``hidden_act``, not ``hidden_activation``, a key of its successors."""
     defaults = Defaults(max_positions=8192, kv_heads=16, head_dim=256, tied=True)
     sizes = read_sizes(keys, defaults)
     bias = keys.flag("attention_bias", False)
     attention = make_attention(keys, sizes, rotary_of(keys, sizes, defaults), qkv_bias=bias, output_bias=bias)
-    corrected = keys.take("hidden_activation", None) is not None
-    network = _gated(keys, "hidden_activation" if corrected else "hidden_act")
-    keys.skip("hidden_act")
+    network = _gated(keys, "hidden_act")
+    keys.skip("hidden_activation")
     keys.must("use_bidirectional_attention", False, None)
     norm = rms(sizes.eps, gemma=True)
     return make_decoder(keys, kind, sizes, attention, network, norm, scale="sqrt_d_model")
@@ -104,11 +103,11 @@ def read_gemma3(keys: Keys, kind: HeadKind) -> ModelConfig:
         output_bias=bias,
         qk_norm=QKNorm(norm=norm, axis="head", order="before_rotation"),
         scale=keys.real("query_pre_attn_scalar", 256) ** -0.5,
-        softcap=keys.take("attn_logit_softcapping", None),
     )
     local = full.replace(positions=near, window=keys.integer("sliding_window", 4096))
     every = keys.take("sliding_window_pattern", None) or keys.take("_sliding_window_pattern", 6)
-    keys.skip("_sliding_window_pattern", "cache_implementation")
+    # The class keeps the cap of its predecessor as a key, and applies it to the last scores alone.
+    keys.skip("_sliding_window_pattern", "cache_implementation", "attn_logit_softcapping")
     attention, variants = windowed(_sliding(keys, sizes, every), full, local, sizes.layers)
     keys.must("use_bidirectional_attention", False)
     return make_decoder(
@@ -148,7 +147,6 @@ def write_gemma(cfg: ModelConfig) -> dict[str, Any]:
         **write_common(cfg),
         "intermediate_size": network.width,
         "hidden_act": name,
-        "hidden_activation": name,
         "attention_bias": cfg.stack.layer.attention.bias.query,
     }
 
@@ -158,7 +156,8 @@ def write_gemma2(cfg: ModelConfig) -> dict[str, Any]:
     attention = cfg.stack.layer.attention
     windows = [layer.attention.window for layer in cfg.stack.layers()]
     sizes = {w for w in windows if w is not None}
-    result = {k: v for k, v in write_gemma(cfg).items() if k != "hidden_act"}
+    result = write_gemma(cfg)
+    result["hidden_activation"] = result.pop("hidden_act")
     return {
         **result,
         "query_pre_attn_scalar": _query_scalar(attention),

@@ -31,6 +31,7 @@ from isoform.config import (
     QKNorm,
     Variant,
 )
+from isoform.errors import ArtifactError
 
 
 def read_llama(keys: Keys, kind: HeadKind) -> ModelConfig:
@@ -232,9 +233,15 @@ def write_qwen3_moe(cfg: ModelConfig) -> dict[str, Any]:
 
 
 def write_olmo2(cfg: ModelConfig) -> dict[str, Any]:
-    """OLMo 2."""
+    """OLMo 2, whose class takes a table of ``type`` and ``factor`` alone."""
+    common = write_common(cfg)
+    scaling = common["rope_scaling"]
+    if scaling is not None:
+        if set(scaling) != {"rope_type", "factor"}:
+            raise ArtifactError(f"cannot be written: rotary scaling of type {scaling['rope_type']}")
+        common["rope_scaling"] = {"type": scaling["rope_type"], "factor": scaling["factor"]}
     return {
-        **write_common(cfg),
+        **common,
         **write_network(cfg.stack.layer.feed_forward),
         "attention_bias": cfg.stack.layer.attention.bias.query,
     }

