@@ -30,6 +30,8 @@ def coarsest(model: Model) -> float:
         value = graph.values[number]
         inexact = value.is_floating_point() or value.is_complex()
         finer = not inexact or torch.finfo(value.dtype).eps <= eps
+        # Constants in half precision are a deviation of the model and not its precision.
+        finer = finer or (not graph.live[number] and torch.finfo(value.dtype).bits < 32)
         # Whole numbers, masks and infinities are exact in every precision.
         if not finer and bool(((value != _whole(value)) & (value.abs() < 1e9)).any()):
             eps = torch.finfo(value.dtype).eps

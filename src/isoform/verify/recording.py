@@ -93,6 +93,12 @@ class Recording:
             return self.parameters[str(ref.name)]
         return self.inputs[str(ref.name)] if ref.kind == "input" else self.constants[int(ref.name)]
 
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The coarsest precision that matrices are kept in."""
+        kinds = {p.dtype for p in self.parameters.values() if p.is_floating_point() and p.dim() >= 2}
+        return max(kinds, key=lambda k: torch.finfo(k).eps) if kinds else None
+
     def result(self) -> Tensor:
         """The module's main output."""
         return self.value(self.output)

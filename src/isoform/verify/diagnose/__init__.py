@@ -118,7 +118,8 @@ def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:
 
 def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
     """Compare two models on the values that they hold."""
-    first, second, rounding = a.recording, b.recording, a.graph.rounding
+    first, second = a.recording, b.recording
+    rounding = a.graph.rounding or _constants(first) or _constants(second)
     ours, theirs = result(a), result(b)
     if ours.shape[:2] != theirs.shape[:2]:
         raise ShapeError(
@@ -136,6 +137,8 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
     evidence: dict[str, Any] = {"relative_difference": difference, "explained_by_rounding": allowed}
     if stream.EXACT < difference <= allowed:
         stream.check_small(case)
+    if latent and difference <= allowed:
+        _beyond(case)
     if difference <= allowed and not case.raw:
         native = _native(first, second, a, b, role)
         verdict = "equivalent" if rounding is None and native <= 1e-3 else "noise"
@@ -179,6 +182,16 @@ def run(case: Case) -> None:
     masks = {r.place.layer for r in case.raw if r.kind in _MASKS}
     # Rows without anything to read are what such a mask leaves.
     case.raw = [r for r in case.raw if r.kind != "masked-row-nan" or r.place.layer not in masks]
+
+
+def _beyond(case: Case) -> None:
+    """Activations that part only on larger numbers than these inputs give."""
+    for x, y in pairs(case.a.structure.inners, case.b.structure.inners):
+        count = len(case.raw)
+        weights.check_inner(case, x, y)
+        if len(case.raw) == count:
+            feed_forward.check(case, x, y)
+    case.raw = [r for r in case.raw if r.kind in ("activation", "gate-order", "norm-eps")]
 
 
 def _guarded(case: Case, part: str, nodes: tuple[int, int], check: Callable[[], None]) -> None:
@@ -279,12 +292,16 @@ def _native(first: Recording, second: Recording, a: Model, b: Model, role: str) 
 
 def _rounding(first: Recording, second: Recording) -> torch.dtype | None:
     """The coarser of two dtypes that parameters are kept in, where they differ."""
-    kinds = [_dtype(r) for r in (first, second)]
+    kinds = [r.dtype for r in (first, second)]
     if kinds[0] == kinds[1] or None in kinds:
         return None
     return max((k for k in kinds if k is not None), key=lambda k: torch.finfo(k).eps)
 
 
-def _dtype(recording: Recording) -> torch.dtype | None:
-    kinds = {p.dtype for p in recording.parameters.values() if p.is_floating_point() and p.dim() >= 2}
-    return max(kinds, key=lambda k: torch.finfo(k).eps) if kinds else None
+def _constants(recording: Recording) -> torch.dtype | None:
+    """The half precision that constants are kept in, where they are: buffers turned with the module."""
+    for name, value in recording.parameters.items():
+        half = value.is_floating_point() and torch.finfo(value.dtype).bits < 32
+        if half and name not in recording.trained and bool((value != value.round()).any()):
+            return value.dtype
+    return None

@@ -63,11 +63,13 @@ def biases(model: Model, site: Site) -> dict[str, tuple[Tensor, Tensor]]:
 
 def in_sum(model: Model, state: int) -> Tensor | None:
     """The vector ``[d]`` that a sum of the stream adds to its terms, maps' results among them, if one is."""
-    terms = {top for arg in model.graph.live_args(state) for top in model.structure.tops(arg)}
+    structure = model.structure
+    tops = {top for arg in model.graph.live_args(state) for top in structure.tops(arg)}
+    if state in tops or not any(t in structure.by_out for t in tops):
+        return None
+    terms = [structure.trunk.get(t, t) for t in tops]
     zeros = {n: torch.zeros_like(model.graph.values[n]) for n in terms}
     twice = {n: 2 * model.graph.values[n] for n in terms}
-    if state in terms or not any(t in model.structure.by_out for t in terms):
-        return None
     zero, double = model.graph.evaluate(state, zeros), model.graph.evaluate(state, twice)
     value = model.graph.values[state]
     if not bool(zero.isfinite().all()) or float(zero.abs().max()) <= NOTHING * float(value.abs().max()):

@@ -83,6 +83,8 @@ class Case:
     def __init__(self, a: Model, b: Model, tolerance: float = 2e-6) -> None:
         self.a, self.b, self.tolerance = a, b, tolerance
         self.constants = 1e-6  # how well constants agree that are the same
+        kinds = [k for k in (a.recording.dtype, b.recording.dtype) if k is not None]
+        self.stored = max(kinds, key=lambda k: torch.finfo(k).eps, default=torch.float64)
         self.raw: list[Raw] = []
         self.rows: dict[Key, Any] = {}
         self.added: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}

@@ -46,6 +46,14 @@ def check(case: Case) -> None:
         )
         return
     words_a, words_b = _describe(value, ours), _describe(value, found)
+    shift = _shift(value, found) if words_b is None else _shift(value, ours) if words_a is None else None
+    if shift is not None and (words_a or words_b):
+        words = {True: "adds no further vector to the logits", False: "adds one"}
+        size = float(shift.abs().max())
+        case.add(
+            "output-bias", place, words[bool(words_a)], words[bool(words_b)], b.graph.output, largest=size
+        )
+        return
     kind = "unexplained" if None in (words_a, words_b) else "softcap"
     case.add(
         kind,
@@ -85,8 +93,19 @@ def _describe(x: Tensor, y: Tensor) -> str | None:
             return f"caps the logits at {cap:.4g}" + (
                 "" if before == 1 else f" after multiplying them by {before:g}"
             )
+    mean_x, mean_y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
+    ratio = float((mean_x * mean_y).sum() / mean_x.square().sum())
+    if abs(ratio - 1) > 1e-6 and gap((ratio * x).log_softmax(-1), y) < 1e-6:
+        return f"gives the logarithm of the softmax of {ratio:.6g} times the logits"
     if gap(x.log_softmax(-1), y) < 1e-6:
         return "gives the logarithm of the softmax of the logits"
     if gap(x.softmax(-1), y) < 1e-6:
         return "gives the softmax of the logits"
     return None
+
+
+def _shift(x: Tensor, y: Tensor) -> Tensor | None:
+    """The vector that is added to logits in front of what takes no notice of a constant in all of them."""
+    difference = y - y.mean(-1, keepdim=True) - x + x.mean(-1, keepdim=True)
+    rows = difference.flatten(0, 1)
+    return rows[0] if gap(rows, rows[:1].expand_as(rows)) < 1e-6 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.cores import Core, shared_heads, silent_heads
@@ -48,6 +49,7 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
         ours = ours[..., columns.index]
     difference = case.differ(ours, theirs, role)
     if difference <= case.tolerance:
+        _values(case, place, a, b, ours, role)
         return
     clean_a, clean_b = _own_rows(a), _own_rows(b)
     if clean_a != clean_b:
@@ -65,6 +67,19 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
         case.add(
             "unexplained", place, "hands the context on in one way", "hands it on in another", out_b.read
         )
+
+
+def _values(case: Case, place: Place, a: Core, b: Core, ours: Tensor, role: str) -> None:
+    """B mixes its own values with A's weights: what A's output projection reads comes out, or not."""
+    assert b.site.out is not None
+    weights, own = (c.model.graph.values[c.site.weights] for c in (a, b))
+    if weights.numel() != own.numel() or weights.shape[-2:] != own.shape[-2:]:
+        return
+    given = {**b.given(), b.site.weights: weights.reshape(own.shape)}
+    read = b.site.out.read
+    theirs = b.model.graph.canonical(b.model.graph.evaluate(read, given), ours.shape[-1], read)
+    if theirs is not None and case.differ(ours, theirs, role) > case.tolerance:
+        case.add("unexplained", place, "hands values on in one way", "hands them on in another", b.site.value)
 
 
 def _own_rows(core: Core) -> bool:

@@ -106,10 +106,12 @@ def _equal_eps(a: float, b: float) -> bool:
 
 
 def whose(case: Case, vector: Tensor) -> str | None:
-    """The parameter of the reference that a vector is, up to 1 + w."""
+    """The parameter of the reference that a vector is, up to 1 + w and a factor near one (n − 1 for n)."""
     for name, value in case.a.recording.parameters.items():
         if value.dim() == 1 and value.shape == vector.shape and value.is_floating_point():
             for shift in (0.0, 1.0):
-                if close(value.double() + shift, vector, 1e-5):
+                own = value.double() + shift
+                factor = float((own * vector).sum() / own.square().sum().clamp(min=1e-30))
+                if 0.7 < factor < 1.4 and close(own * factor, vector, 1e-5):
                     return name
     return None

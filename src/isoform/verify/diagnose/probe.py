@@ -83,8 +83,9 @@ def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
     factor = _factor(a)
     if factor != 1.0:
         for model, values in ((a, ours), (b, theirs)):
+            biases = _added(model)
             for name, value in model.recording.parameters.items():
-                if name in model.recording.trained and value.dim() >= 2:
+                if name in model.recording.trained and value.dim() >= 2 and name not in biases:
                     values[name] = value.double() * factor
     generator = torch.Generator().manual_seed(31)
     _tables(a, b, ours, theirs, generator)
@@ -105,6 +106,21 @@ def _factor(model: Model) -> float:
         return 1.0
     middle = sizes[len(sizes) // 2]
     return 1.0 if middle > 0.4 else 1.2 / middle
+
+
+def _added(model: Model) -> set[str]:
+    """Parameters that are added to content, one number a feature, whatever axes they have."""
+    graph, found = model.graph, set[str]()
+    tokens = {graph.batch * length for length in graph.lengths.values()}
+    for number in graph.useful:
+        node = graph.nodes[number]
+        static = [n for n in graph.args(number) if graph.static[n]]
+        names = [str(r.name) for r in node.refs() if r.kind == "parameter"] + graph.parameters(static)
+        if node.op == "add" and len(names) == 1 and len(graph.live_args(number)) == 1:
+            size = model.recording.parameters[names[0]].numel()
+            if any(graph.values[graph.live_args(number)[0]].numel() == n * size for n in tokens):
+                found.add(names[0])
+    return found
 
 
 def _tables(a: Model, b: Model, ours: Values, theirs: Values, generator: torch.Generator) -> None:

@@ -89,9 +89,9 @@ def said(value: float | Tensor) -> str:
 def function(
     model: Model, source: int, target: int, width: int, held: Collection[int] = ()
 ) -> Function | None:
-    """A part of a model as a function of ``[B, T, width]``; nodes in ``held`` keep their values."""
+    """A part of a model as a function of ``[B, T, width]``; nodes in ``held`` are zero."""
     graph = model.graph
-    fixed = {n: graph.values[n] for n in held}
+    fixed = {n: torch.zeros_like(graph.values[n]) for n in held}
     if model.of_node(source, width) is None or model.of_node(target) is None:
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from isoform.verify.align import (
     whole,
 )
 from isoform.verify.diagnose.biases import biases, output_bias, summed, total
-from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.unary import gap
 
 NAMES = {"q": "query projection", "k": "key projection", "v": "value projection"}
@@ -39,6 +41,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
         rows = match_rows(wa, wb)
         order = pb[0].linear.node
         place = case.place(f"{_kind(a)} {NAMES[name]}", pa[0].linear.node, pb[0].linear.node)
+        place = dataclasses.replace(place, layer=layer_of(case.a, a.query))  # memory is another stack's
         if rows.complete and wa.shape == wb.shape:
             case.rows[("site", b.index, name)] = rows
             _bias(case, "bias-missing", place, rows, bias_a, bias_b, pa, pb, order, site=(a, b))
@@ -47,8 +50,12 @@ def check_site(case: Case, a: Site, b: Site) -> None:
         others = torch.cat(
             [rows_of([p])[0] for _, p in everything if p.linear.weight.shape[1] == wb.shape[1]]
         )
-        if wa.shape == wb.shape and match_rows(others, wb).complete:
+        among = match_rows(others, wb)
+        if wa.shape == wb.shape and among.complete:
             packed.append(name)
+            if len(others) == sum(len(whole_a[n][0]) for n in whole_a):
+                everywhere = torch.cat([whole_a[n][0] for n in parts if n in whole_a])
+                _bias(case, "bias-missing", place, among, everywhere, bias_b, pa, pb, order, site=(a, b))
         else:
             _foreign(case, place, pa, wa, wb, order)
     _within_heads(case, b)
@@ -145,7 +152,8 @@ def _out(case: Case, part: str, a: Linear, b: Linear, site: tuple[Site, Site] | 
         ours, theirs = ours if joint_a else total(maps_a), theirs if joint_b else total(maps_b)
     if ours.shape == theirs.shape and not (site is not None and _folded(case, site, theirs - ours)):
         kind = "output-bias" if part == "output head" else "bias-missing"
-        _bias(case, kind, place, same, ours, theirs, whole([a]), whole([b]), b.node)
+        parts, joint = (whole([a]), whole([b])), joint_a or joint_b
+        _bias(case, kind, place, same, ours, theirs, *parts, b.node, joint=joint)
     return found
 
 
@@ -187,10 +195,14 @@ def _bias(
     parts_b: list[Part],
     order: int,
     site: tuple[Site, Site] | None = None,
+    joint: bool = False,
 ) -> None:
     expected = rows.scale * a[rows.index]
     size = float(torch.maximum(expected.abs().max(), b.abs().max()))
-    if size == 0 or float((expected - b).abs().max()) <= 1e-6 * size:
+    # A sum of biases that is kept as one has been rounded as the parameters are.
+    kept = torch.finfo(case.stored).eps if joint else 0.0
+    near = max(1e-6, case.constants, kept) * size
+    if size == 0 or float((expected - b).abs().max()) <= near:
         return
     if site is not None and not _seen(case, site[1], parts_b, b - expected):
         return
@@ -209,15 +221,15 @@ def _bias(
         times = _multiple(expected, b)
         case.add(kind, place, "adds a bias", f"adds it {times:.6g} times", order, largest=size)  # type: ignore[arg-type]
     else:
-        part = ((expected - b).abs() > 1e-6 * size).double().mean()
-        dropped = bool((b[(expected - b).abs() > 1e-6 * size] == 0).all())
+        other = (expected - b).abs() > near
+        dropped = bool((b[other] == 0).all())
         case.add(
             kind if dropped else "tie-lost",
             place,  # type: ignore[arg-type]
             "adds a bias",
             "adds none on some of the outputs" if dropped else "adds another one",
             order,
-            share_of_outputs=float(part),
+            share_of_outputs=float(other.double().mean()),
             largest=float((expected - b).abs().max()),
         )
 
