@@ -56,6 +56,24 @@ def test_faults_are_named_in_their_layer(fault: str) -> None:
     assert layers == {1}, str(found)
 
 
+class _TimeFirst(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(ids.t()).transpose(0, 1)
+
+
+@pytest.mark.parametrize("fault", ["", "scale"])
+def test_the_same_rows_with_time_first(fault: str) -> None:
+    a = library()
+    b, given = _TimeFirst(Port(a, fault)).eval(), ({"input_ids": IDS}, {"ids": IDS.t()})
+    found = diagnose(a, b, *given)
+    assert list(found.kinds()) == (["attention-scale"] if fault else []), str(found)
+    assert any("[T, B]" in note for note in compare(a, b, *given).notes)
+
+
 class _Both(nn.Module):
     """Reads two sequences, the result has the positions of the second."""
 

@@ -14,6 +14,7 @@ from isoform.verify.gradients import gradients
 from isoform.verify.measure import coarsest, perturbed, relative, rounding, verdict
 from isoform.verify.points import Point, points, values
 from isoform.verify.record import Recording, record
+from isoform.verify.recording import laid_out
 from isoform.verify.subject import Inputs
 
 
@@ -42,7 +43,8 @@ def compare(
     if isinstance(reference, Dump) or isinstance(candidate, Dump):
         return _with_dump(reference, candidate, inputs, candidate_inputs, backward)
     theirs = inputs if candidate_inputs is None else candidate_inputs
-    first, second = _recorded(reference, inputs), _recorded(candidate, theirs)
+    first = _recorded(reference, inputs)
+    second = laid_out(_recorded(candidate, theirs), first)
     a, b = Model(first, native=True), Model(second, native=True)
     _same_content(a, b)
     pairs = points(a, b)

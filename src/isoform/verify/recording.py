@@ -130,6 +130,21 @@ class Recording:
         return load(path)
 
 
+def laid_out(recording: Recording, reference: Recording) -> Recording:
+    """The recording, or with its axes of batch and time exchanged if it read the reference's content so."""
+    inputs = dict(recording.inputs)
+    for role, name in recording.reals.items():
+        content, other = recording.contents.get(role, ""), reference.contents.get(role, "")
+        theirs, ours = inputs.get(content), reference.inputs.get(other)
+        if theirs is None or ours is None or theirs.dim() != ours.dim() or theirs.dim() < 2:
+            continue
+        turned = theirs.transpose(0, 1)
+        fits = turned.shape == ours.shape and inputs[name].shape == theirs.shape[:2]
+        if fits and torch.equal(turned.to(ours), ours) and not torch.equal(theirs.reshape(ours.shape), ours):
+            inputs[name] = inputs[name].t()
+    return dataclasses.replace(recording, inputs=inputs)
+
+
 def references(value: Any) -> Iterator[Ref]:
     """Every `Ref` in nested lists of arguments."""
     if isinstance(value, Ref):

@@ -21,6 +21,7 @@ from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.structure import Structure
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.record import Recording, record
+from isoform.verify.recording import laid_out
 from isoform.verify.stepping import Step
 from isoform.verify.subject import Inputs
 
@@ -60,7 +61,9 @@ def diagnose(
         ShapeError: results of different shape for what should be the same content.
     """
     theirs = inputs if candidate_inputs is None else candidate_inputs
-    first, second = _recorded(reference, inputs), _recorded(candidate, theirs)
+    first, plain = _recorded(reference, inputs), _recorded(candidate, theirs)
+    second = laid_out(plain, first)
+    turned = any(second.inputs[n].shape != plain.inputs[n].shape for n in plain.reals.values())
     rounding = _rounding(first, second)
     a, b = Model(first, rounding), Model(second, rounding)
     found = examine(a, b)
@@ -70,7 +73,7 @@ def diagnose(
             found = _beside(found, _around((reference, candidate), (inputs, theirs), (step, candidate_step)))
     if not probe or rounding is not None:
         return found
-    if isinstance(reference, nn.Module) and isinstance(candidate, nn.Module):
+    if isinstance(reference, nn.Module) and isinstance(candidate, nn.Module) and not turned:
         assert inputs is not None and theirs is not None
         pair = longer(reference, candidate, inputs, theirs)
         if pair is not None:
