@@ -23,6 +23,12 @@ needs_compiler = pytest.mark.skipif(library(torch.float32) is None, reason="ther
 PROMPTS = Tokens.from_lists([[3, 1, 4, 2], [5], [2, 6, 1]], pad_id=0)
 
 
+@pytest.fixture(autouse=True)
+def as_for_users(monkeypatch):
+    """What is loaded is used wherever it helps."""
+    monkeypatch.delenv("ISOFORM_COMPILE")
+
+
 @pytest.fixture
 def float32():
     return lambda name, **settings: network(preset(name, **settings)).float()
@@ -111,6 +117,25 @@ def test_weights_that_lie_column_by_column(float32):
 
 
 @needs_compiler
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 9, 70])
+def test_products(rows):
+    """One map, its outputs shared out to threads; outputs and inputs that fill no vector."""
+    for dtype in (torch.float32, torch.float64):
+        machine = library(dtype)
+        x = torch.linspace(-1, 1, rows * 2 * 37, dtype=dtype).view(rows, 2, 37)[:, :1].sin()
+        numbers = (torch.arange(13 * 37) * 31 % 255 - 127).view(13, 37)
+        scale, bias = torch.linspace(1e-3, 1e-2, 13, dtype=dtype), torch.linspace(-1, 1, 13, dtype=dtype)
+        for kind in (dtype, torch.bfloat16, torch.int8):
+            for given in ((None, None), (scale, bias)):
+                expected = torch.nn.functional.linear(x, numbers.to(dtype))
+                expected = expected if given[0] is None else expected * scale + bias
+                found = machine.linear(x, numbers.to(kind), *given)
+                torch.testing.assert_close(
+                    found, expected, rtol=0, atol=3e-4 if dtype == torch.float32 else 1e-11
+                )
+
+
+@needs_compiler
 def test_log_sums():
     """Whatever their size, infinities among them, as in `torch.logsumexp`."""
     for dtype, atol in ((torch.float32, 2e-5), (torch.float64, 1e-12)):
@@ -126,7 +151,6 @@ def test_without_a_compiler(float32, monkeypatch, tmp_path):
     monkeypatch.setenv("ISOFORM_CACHE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("ISOFORM_COMPILE")
     assert not built(torch.float32)
     assert library(torch.float32) is None
     with torch.inference_mode():
@@ -151,7 +175,6 @@ def test_a_compiler_that_fails_is_asked_once(monkeypatch, tmp_path):
 def test_short_jobs_do_not_compile(float32, monkeypatch):
     """A job of a moment pays for no compiler; what is compiled already is used."""
     model = float32("gpt2")
-    monkeypatch.setattr("isoform.generation.forward.switched_off", lambda: False)
     with torch.inference_mode():
         for there, tokens, expected in ((False, 4, False), (False, 10**6, True), (True, 4, True)):
             monkeypatch.setattr("isoform.generation.forward.built", lambda dtype, there=there: there)

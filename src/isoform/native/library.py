@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from isoform.native.program import FORMS
 
 SOURCE = Path(__file__).with_name("step.cpp")
 OPTIONS = (
@@ -55,6 +57,45 @@ class Library:
         self._log_sums.restype = ctypes.c_int
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._log_sums.argtypes = [pointer, number, number, pointer, number]
+        self._linear: Any = self._loaded.isoform_linear
+        self._linear.restype = ctypes.c_int
+        self._linear.argtypes = [
+            pointer,
+            number,
+            number,
+            pointer,
+            number,
+            *[pointer] * 3,
+            number,
+            pointer,
+            number,
+        ]
+
+    def linear(
+        self,
+        x: Float[Tensor, "*batch width"],
+        weight: Shaped[Tensor, "out width"],
+        scale: Float[Tensor, " out"] | None,
+        bias: Float[Tensor, " out"] | None,
+    ) -> Float[Tensor, "*batch out"]:
+        """x Wᵀ, times a scale an output, and a bias; W side by side, of a type in `FORMS` or of that of x."""
+        flat = x.reshape(-1, x.shape[-1])
+        (rows, width), n, threads = flat.shape, weight.shape[0], torch.get_num_threads()
+        out, spare = flat.new_empty(rows, n), flat.new_empty(threads, 4 * width)
+        self._linear(
+            flat.data_ptr(),
+            rows,
+            width,
+            weight.data_ptr(),
+            FORMS.get(weight.dtype, 0),
+            None if scale is None else scale.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            n,
+            spare.data_ptr(),
+            threads,
+        )
+        return out.view(*x.shape[:-1], n)
 
     def log_sums(self, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, " rows"]:
         """log Σ exp of every row."""
@@ -88,11 +129,11 @@ def built(dtype: torch.dtype) -> bool:
     return compiler is not None and _path(compiler, dtype).is_file()
 
 
-def loaded(scores: Tensor) -> Library | None:
-    """The library for scores on the CPU, where it is in use already."""
-    if scores.device.type != "cpu":
+def loaded(x: Tensor) -> Library | None:
+    """The library for numbers like these, where one is in use already."""
+    if x.device.type != "cpu" or switched_off():
         return None
-    return _in_use.get(scores.dtype)
+    return _in_use.get(x.dtype)
 
 
 def library(dtype: torch.dtype) -> Library | None:

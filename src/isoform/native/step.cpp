@@ -472,6 +472,24 @@ static void linear(const Op& op, const Call& call, i64 thread, i64 threads, real
     }
 }
 
+// One product of any number of rows: x Wᵀ, scaled, and the bias.
+extern "C" int isoform_linear(const real* x, i64 rows, i64 width, const void* weight, i64 form, const real* scale,
+                              const real* bias, real* to, i64 n, real* spare, i64 given) {
+    #pragma omp parallel num_threads(given)
+    {
+        const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        Op op{};
+        op.form = int32_t(form); op.from = -1; op.out = 1; op.n = n; op.m = width;
+        op.weight = weight; op.scale = scale; op.bias = bias; op.alpha = 1;
+        real* buffers[2] = {const_cast<real*>(x), to};
+        const i64 strides[2] = {width, n};
+        Call call{};
+        call.rows = rows; call.buffers = buffers; call.strides = strides;
+        linear(op, call, thread, threads, spare + thread * 4 * width);
+    }
+    return 0;
+}
+
 // log Σ e^x of every row.
 extern "C" int isoform_log_sums(const real* x, i64 rows, i64 width, real* out, i64 given) {
     const i64 parts = rows < given ? rows : given;

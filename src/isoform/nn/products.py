@@ -18,6 +18,7 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn import functional as F
 
+from isoform.native import loaded
 from isoform.nn.fbgemm import Eight, attempt, halves
 
 Form = Literal["float32", "bfloat16", "int8", "int8_dynamic"]
@@ -26,6 +27,8 @@ SHARES = (1.0, 0.97, 0.94, 0.91, 0.88)
 """Scales that are tried, as shares of the one that reaches the largest element of a row."""
 SMALL = 2**16
 """Elements of a weight below which oneDNN takes longer to begin than MKL to multiply."""
+MIDDLING = 64
+"""Rows up to which the compiled product beats oneDNN's."""
 FEW = 16
 """Rows up to which the kernels for narrow weights beat widening the weight and multiplying plainly."""
 
@@ -60,11 +63,15 @@ class PackedFloat32(Product):
     form = "float32"
 
     def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
-        self._weight, self._bias = weight.contiguous(), bias
+        self._weight = weight.contiguous()
+        self._bias = None if bias is None else bias.contiguous()
         worth = weight.dtype == torch.float32 and weight.numel() >= SMALL
         self._packed = attempt(_pack_float32, weight) if worth else None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        machine = loaded(x)
+        if machine is not None and x.numel() <= MIDDLING * x.shape[-1]:
+            return machine.linear(x, self._weight, None, self._bias)
         # oneDNN takes 30 µs to begin.
         if self._packed is None or x.dtype != torch.float32 or x.numel() == x.shape[-1]:
             return F.linear(x, self._weight, self._bias)
@@ -91,6 +98,9 @@ class Bfloat16(Product):
         self._halves = None if self._many else halves(self._weight, bias)
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        machine = None if self._many else loaded(x)
+        if machine is not None:
+            return machine.linear(x, self._weight, None, self._bias)
         if self._halves is not None and x.dtype == torch.float32:
             return self._halves(x)
         if not self._many and x.numel() > FEW // 2 * x.shape[-1]:
@@ -124,6 +134,9 @@ class Int8Weight(Product):
         self._narrow = attempt(_int8_product, probe, self._numbers, self._ones) is not None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        machine = loaded(x) if x.dtype == self._scales.dtype else None
+        if machine is not None:
+            return machine.linear(x, self._numbers, self._scales, self._bias)
         if self._halves is not None and x.dtype == torch.float32:
             out = self._halves(x)
             return (
