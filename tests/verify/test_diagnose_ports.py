@@ -56,6 +56,16 @@ def test_faults_are_named_in_their_layer(fault: str) -> None:
     assert layers == {1}, str(found)
 
 
+def test_copies_of_a_shared_layer_are_no_fault() -> None:
+    a = library(plain=True)
+    a.layers[1] = a.layers[0]
+    found = diagnose(a, Port(a).eval(), {"input_ids": IDS}, {"tokens": IDS})
+    assert found.verdict == "equivalent", str(found)
+    a = library(plain=True)
+    found = diagnose(a, Port(a, "eps").eval(), {"input_ids": IDS}, {"tokens": IDS})
+    assert set(found.kinds()) == {"norm-eps"}, str(found)
+
+
 class _TimeFirst(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

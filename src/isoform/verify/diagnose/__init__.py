@@ -16,7 +16,7 @@ from isoform.verify.diagnose import attention, ending, feed_forward, losses, pre
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pairing import alone, pair, pairs
 from isoform.verify.diagnose.parts import Linear
-from isoform.verify.diagnose.probe import fixed, longer, other_weights, reweighted
+from isoform.verify.diagnose.probe import alike, fixed, longer, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.structure import Structure
 from isoform.verify.diagnose.unary import gap
@@ -78,7 +78,7 @@ def diagnose(
         pair = longer(reference, candidate, inputs, theirs)
         if pair is not None:
             a, b = Model(pair[0]), Model(pair[1])
-    if fixed(a) or fixed(b):
+    if fixed(a) or fixed(b) or not alike(a, b):
         return found
     ours, other = other_weights(a, b)
     return _with_latent(found, examine(reweighted(a, ours), reweighted(b, other), latent=True))
@@ -108,7 +108,13 @@ def _with_latent(found: Diagnosis, probed: Diagnosis) -> Diagnosis:
         latent = tuple(f for f in latent if f.kind != "unexplained")
     if not latent:
         return found
-    return dataclasses.replace(found, verdict="differs", findings=(*found.findings, *latent))
+    # With unit gains two norms in a row look like one with another ε.
+    more = [f for f in latent if f.kind in ("norm-missing", "norm-placement")]
+    norms = {(p.part, p.layer) for f in more for p in f.where}
+    kept = tuple(
+        f for f in found.findings if f.kind != "norm-eps" or not {(p.part, p.layer) for p in f.where} <= norms
+    )
+    return dataclasses.replace(found, verdict="differs", findings=(*kept, *latent))
 
 
 def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:

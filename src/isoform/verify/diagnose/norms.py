@@ -34,6 +34,11 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
             f"applies {str(b).split(' with')[0]} here",
             hint="the kind of norm differs: one subtracts the mean and the other does not",
         )
+    twice = _twice(a, b), _twice(b, a)
+    if any(twice):
+        words = {False: "normalises here", True: "normalises twice in a row"}
+        add("norm-missing", words[twice[1]], words[twice[0]])
+        return
     ratio = b.gain / a.gain
     unbiased = ((width - 1) / width) ** 0.5
     factor = float(ratio.median())
@@ -86,6 +91,14 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
             "uses another norm's" if known else "uses others, that are not in the checkpoint",
             found=foreign,
         )
+
+
+def _twice(once: Step, again: Step) -> bool:
+    """Whether the second step is the first after a norm without gain: together they look like one norm."""
+    assert once.gain is not None and again.gain is not None
+    shrunk = once.gain / (1 + once.eps) ** 0.5
+    small = once.eps**2 / (1 + once.eps)
+    return once.eps > 1e-7 and 0.9 < again.eps / small < 1.1 and close(shrunk, again.gain, 1e-7)
 
 
 def eps_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None:

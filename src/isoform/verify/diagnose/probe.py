@@ -71,6 +71,13 @@ def _extended(subject: Subject) -> dict[str, Any] | None:
     return kwargs
 
 
+def alike(a: Model, b: Model) -> bool:
+    """Whether two models have the same parts, so that their parameters can be paired."""
+    return [len(x) for x in (a.structure.sites, a.structure.inners)] == [
+        len(x) for x in (b.structure.sites, b.structure.inners)
+    ]
+
+
 def fixed(model: Model) -> bool:
     """Whether a pass left something out that other weights would need: an expert that no token went to."""
     return any(n.op == "nonzero" and n.value.numel() == 0 for n in model.graph.nodes)
@@ -177,9 +184,27 @@ def _biases(
         rows = Rows(torch.arange(len(wb)), torch.ones(len(wb), dtype=torch.float64))
         if float((wa - wb).abs().max()) > 1e-6 * float(wa.abs().max()):
             return
+    # A map that is used twice has its bias already.
+    had_a, had_b = _given(one, ours), _given(two, theirs)
     noise = 0.3 * torch.randn(len(wa), generator=generator, dtype=torch.float64)
+    if had_a is not None:
+        noise = had_a
+    elif had_b is not None:
+        noise[rows.index] = had_b / rows.scale
     _put_bias(a, one, noise, ours)
     _put_bias(b, two, rows.scale * noise[rows.index], theirs)
+
+
+def _given(parts: list[Part], values: Values) -> Tensor | None:
+    """The biases that some maps have been given, None where they have not."""
+    found: list[Tensor] = []
+    for part in parts:
+        names = part.linear.bias_names
+        if len(names) != 1 or names[0] not in values or values[names[0]].numel() != len(part.linear.bias):
+            return None
+        found.append(values[names[0]].reshape(-1)[part.columns])
+    whole_bias = torch.cat(found)
+    return whole_bias if bool((whole_bias != 0).all()) else None
 
 
 def _free(model: Model) -> set[int]:
@@ -272,7 +297,11 @@ def _vectors(
     if len(one) != len(two):
         return
     for x, y in zip(one, two, strict=True):
-        if x not in flat[0] or y not in flat[1] or x in ours or y in theirs:
+        if x not in flat[0] or y not in flat[1]:
+            continue
+        if x in ours or y in theirs:  # a norm that is used twice
+            ours.setdefault(x, theirs.get(y, a.recording.parameters[x].double()))
+            theirs.setdefault(y, ours[x])
             continue
         value_a, value_b = a.recording.parameters[x].double(), b.recording.parameters[y].double()
         if value_a.shape != value_b.shape:

@@ -125,17 +125,19 @@ def _parts(graph: Graph, operand: int, stops: set[int], by_out: dict[int, Linear
     sources = [n for n in ([operand] if operand in stops else graph.sources(operand, stops)) if n in by_out]
     if not sources:
         return []
-    leaves = {n: (graph.values[n].detach() + 0.0).requires_grad_() for n in sources}
-    value = graph.evaluate(operand, leaves)
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-    grads = derivatives((value * weight).sum(), list(leaves.values()))
+    used = {n: torch.zeros(by_out[n].weight.shape[0], dtype=torch.float64) for n in sources}
+    for sign in (1.0, -1.0):  # what is cut off at zero is used on the other side
+        leaves = {n: (sign * graph.values[n].detach()).requires_grad_() for n in sources}
+        value = graph.evaluate(operand, leaves)
+        weight = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        grads = derivatives((value * weight).sum(), list(leaves.values()))
+        for number, grad in zip(sources, grads, strict=True):
+            if grad is not None:
+                used[number] += grad.nan_to_num().reshape(-1, len(used[number])).abs().sum(0)
     parts: list[Part] = []
-    for number, grad in zip(sources, grads, strict=True):
-        linear = by_out[number]
-        if grad is not None:
-            used = grad.nan_to_num().reshape(-1, linear.weight.shape[0]).abs().sum(0)
-            columns = (used > 0).nonzero()[:, 0]
-            if len(columns):
-                parts.append(Part(linear, columns))
+    for number, share in used.items():
+        columns = (share > 0).nonzero()[:, 0]
+        if len(columns):
+            parts.append(Part(by_out[number], columns))
     return parts

@@ -58,6 +58,7 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
             place = _place(case, wa, wb)
             case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
     if moved:
+        case.raw = [r for r in case.raw if "twice in a row" not in r.reference + r.candidate]
         _joined(case)
 
 
