@@ -98,3 +98,10 @@ def test_a_codec_that_does_not_say_where(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a b\tb a\nc")
     with pytest.raises(DataError, match=r"a\.txt: not punycode"):
         read_text(tmp_path / "a.txt", "punycode")
+
+
+def test_utf_16_without_a_byte_order_mark_is_no_stream_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("ab\ncd\n".encode("utf-16-le"))
+    with pytest.raises(DataError, match=r"a\.txt: not utf-16: UTF-16 stream does not start with BOM"):
+        list(lines(tmp_path / "a.txt", "utf-16"))
+    assert list(lines(tmp_path / "a.txt", "utf-16-le")) == ["ab", "cd"]

@@ -212,6 +212,10 @@ def test_the_preflight_adds_up(tmp_path: Path) -> None:
     assert found.trial.activation_bytes > 4 * found.trial.tokens * 12
     assert 0 <= found.padding_share < 0.5
     assert json.dumps(found.to_dict())
+    assert not [said for said in found.remarks if "warms up" in said]
+    slow = {"kind": "linear", "lr": 0.01, "warmup": 400}
+    (said,) = [s for s in check(run_of("parallel", schedule=slow), base=tmp_path).remarks if "warms up" in s]
+    assert said.endswith("for 400 updates and the run ends after 4: the full rate is never reached")
 
 
 # The command line

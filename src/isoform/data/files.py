@@ -153,9 +153,10 @@ def _pieces(path: Path, encoding: str, size: int | None) -> Iterator[str]:
             while piece := text.readline() if size is None else text.read(size):
                 yield piece.removeprefix("\ufeff") if first else piece
                 first = False
-    except UnicodeError:
+    except UnicodeError as error:
         read_text(path, encoding)  # which says where
-        raise
+        # Read at once it may pass: without a byte-order mark the machine's own order is taken then.
+        raise DataError(f"{path}: not {encoding}: {error}") from None
     if first:
         raise DataError(f"{path}: the file is empty")
 

@@ -13,6 +13,7 @@ from isoform.errors import DataError
 from isoform.nn import Transformer
 from isoform.training.learner import Learner
 from isoform.training.precision import autocast, device_of, dtype_of
+from isoform.training.schedule import Constant
 from isoform.training.settings import Training
 from isoform.training.trial import Trial, trial_step
 from isoform.training.updates import total_steps
@@ -34,6 +35,7 @@ class RunPreflight:
         seconds: what that takes at the speed of the trial step, scaled to the average batch; validation and
             checkpoints come on top.
         padding_share: of the ids in training batches.
+        warmup: updates until the schedule's full rate; None where it has none.
     """
 
     data: Preflight
@@ -44,6 +46,7 @@ class RunPreflight:
     epochs: float | None
     seconds: float | None
     padding_share: float
+    warmup: int | None
 
     @property
     def remarks(self) -> list[str]:
@@ -52,6 +55,11 @@ class RunPreflight:
         if self.trial.without_gradient:
             names = ", ".join(self.trial.without_gradient)
             found.append(f"the largest batch leaves these parameters without a gradient: {names}")
+        if self.warmup is not None and self.steps is not None and self.warmup >= self.steps:
+            found.append(
+                f"the schedule warms up for {self.warmup:,} updates and the run ends after {self.steps:,}:"
+                " the full rate is never reached"
+            )
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -91,6 +99,7 @@ def preflight(model: Transformer, prepared: Prepared, settings: Training) -> Run
         epochs=None if steps is None else steps / per_epoch,
         seconds=None if steps is None else steps * step_seconds,
         padding_share=filled.share,
+        warmup=None if isinstance(settings.schedule, Constant) else settings.schedule.warmup,
     )
 
 

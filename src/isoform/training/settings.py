@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from isoform.config.base import Count, Flag, Frozen, Index, NonNegative, Positive
+from isoform.config.base import Count, Flag, Frozen, NonNegative, Positive
 from isoform.data.batching_config import BatchingConfig, Masking
 from isoform.training.schedule import Schedule, Share, needs_total
 
 Beta = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
 Smoothing = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
 Average = Annotated[float, Field(strict=True, gt=0.0, lt=1.0)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]  # what PyTorch's generators take
 Precision = Literal["float32", "bfloat16_autocast", "float64", "auto"]
 
 
@@ -85,9 +86,9 @@ class WandB(Frozen):
 class Training(Frozen):
     """How a network is fitted (Algorithm 6.1). The first reached of steps, epochs and max_seconds ends it."""
 
-    seed: Index
+    seed: Seed
     """Decides first weights, order of the data and dropout."""
-    data_seed: Index | None = None
+    data_seed: Seed | None = None
     """Decides the order of the data instead of the seed, so that runs of several seeds read the same
     batches."""
     steps: Count | None = None
