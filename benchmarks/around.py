@@ -103,7 +103,10 @@ def _token(case: str, bundle: iso.Bundle, batch: int, length: int, repeats: int)
     tokens = iso.Tokens(prompts(bundle, batch, length))
     few, many = 2, 26
     seconds = in_turns(
-        {str(n): lambda n=n: iso.generate(made.model, tokens, max_new_tokens=n) for n in (few, many)},
+        {
+            str(n): lambda n=n: iso.generate(made.model, tokens, max_new_tokens=n, compile="always")
+            for n in (few, many)
+        },
         repeats,
     )
     step = max(seconds[str(many)] - seconds[str(few)], 1e-9) / (many - few)

@@ -359,6 +359,38 @@ static inline real dot(const real* a, const real* b, i64 n) {
     return s;
 }
 
+// The scores of one query against n keys, four at a time. `slot(j)` is where the key of slot j lies.
+template <class Slot>
+static void match(const real* q, i64 n, i64 width, const Slot& slot, real alpha, real* scores) {
+    i64 j = 0;
+    for (; j + 4 <= n; j += 4) {
+        const real* k[4] = {slot(j), slot(j + 1), slot(j + 2), slot(j + 3)};
+        vec sums[4] = {vec{}, vec{}, vec{}, vec{}};
+        i64 i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            const vec given = load(q + i);
+            UNROLL for (int a = 0; a < 4; a++) sums[a] += load(k[a] + i) * given;
+        }
+        real values[4];
+        sum4(sums, values);
+        for (; i < width; i++) UNROLL for (int a = 0; a < 4; a++) values[a] += q[i] * k[a][i];
+        UNROLL for (int a = 0; a < 4; a++) scores[j + a] = values[a] * alpha;
+    }
+    for (; j < n; j++) scores[j] = dot(q, slot(j), width) * alpha;
+}
+
+// U vectors of the mean of values.
+template <int U, class Slot>
+static inline void mean(const real* weights, i64 n, const Slot& slot, i64 at, real by, real* out) {
+    vec sums[U];
+    UNROLL for (int u = 0; u < U; u++) sums[u] = vec{};
+    for (i64 j = 0; j < n; j++) {
+        const real* v = slot(j) + at;
+        UNROLL for (int u = 0; u < U; u++) sums[u] += load(v + u * LANES) * weights[j];
+    }
+    UNROLL for (int u = 0; u < U; u++) { sums[u] *= by; std::memcpy(out + at + u * LANES, &sums[u], sizeof(vec)); }
+}
+
 // softmax(scores) times values. `slot(j)` is where the values of slot j lie.
 template <class Slot>
 static void weigh(real* scores, i64 n, i64 width, const Slot& slot, real* out) {
@@ -370,20 +402,9 @@ static void weigh(real* scores, i64 n, i64 width, const Slot& slot, real* out) {
     for (i64 j = 0; j < n; j++) { scores[j] = exponential(scores[j] - most); total += scores[j]; }
     const real by = 1 / total;
     i64 c = 0;
-    for (; c + 8 * LANES <= width; c += 8 * LANES) {
-        vec sums[8];
-        UNROLL for (int u = 0; u < 8; u++) sums[u] = vec{};
-        for (i64 j = 0; j < n; j++) {
-            const real* v = slot(j) + c;
-            UNROLL for (int u = 0; u < 8; u++) sums[u] += load(v + u * LANES) * scores[j];
-        }
-        UNROLL for (int u = 0; u < 8; u++) { sums[u] *= by; std::memcpy(out + c + u * LANES, &sums[u], sizeof(vec)); }
-    }
-    for (; c + LANES <= width; c += LANES) {
-        vec sums{};
-        for (i64 j = 0; j < n; j++) sums += load(slot(j) + c) * scores[j];
-        sums *= by; std::memcpy(out + c, &sums, sizeof(vec));
-    }
+    for (; c + 8 * LANES <= width; c += 8 * LANES) mean<8>(scores, n, slot, c, by, out);
+    for (; c + 4 * LANES <= width; c += 4 * LANES) mean<4>(scores, n, slot, c, by, out);
+    for (; c + LANES <= width; c += LANES) mean<1>(scores, n, slot, c, by, out);
     for (; c < width; c++) {
         real s = 0;
         for (i64 j = 0; j < n; j++) s += slot(j)[c] * scores[j];
@@ -411,10 +432,11 @@ static void attend(const Op& op, const Near& near, const Call& call, i64 row, i6
         const i64 h = head * group + g;
         real* q = heads + h * width;
         if (near.rotary && !op.gated) rotate(near, used - start, q);
-        for (i64 j = 0; j < n; j++) {
-            const i64 from = trail ? trail[low + j] : row;
-            spare[j] = dot(q, keys + from * call.row_stride + (low + j) * width, width) * real(op.alpha);
-        }
+        const real* own = keys + row * call.row_stride + low * width;
+        if (trail)
+            match(q, n, width, [&](i64 j) { return keys + trail[low + j] * call.row_stride + (low + j) * width; }, real(op.alpha), spare);
+        else
+            match(q, n, width, [=](i64 j) { return own + j * width; }, real(op.alpha), spare);
         if (op.softcap != 0) activate(SOFTCAP, spare, nullptr, n, real(op.softcap));
         if (near.bias) {
             const real* bias = near.bias + h * near.distances + (used - low);
@@ -424,7 +446,7 @@ static void attend(const Op& op, const Near& near, const Call& call, i64 row, i6
         if (trail)
             weigh(spare, n, width, [&](i64 j) { return values + trail[low + j] * call.row_stride + (low + j) * width; }, out);
         else {
-            const real* own = values + row * call.row_stride + low * width;
+            own = values + row * call.row_stride + low * width;
             weigh(spare, n, width, [=](i64 j) { return own + j * width; }, out);
         }
     }
@@ -438,7 +460,7 @@ static void cross(const Op& op, const Call& call, i64 row, i64 head, real* spare
     for (i64 g = 0; g < group; g++) {
         const i64 h = head * group + g;
         const real* q = call.buffers[op.in] + row * call.strides[op.in] + h * width;
-        for (i64 j = 0; j < n; j++) spare[j] = dot(q, keys + j * width, width) * real(op.alpha);
+        match(q, n, width, [=](i64 j) { return keys + j * width; }, real(op.alpha), spare);
         if (op.softcap != 0) activate(SOFTCAP, spare, nullptr, n, real(op.softcap));
         if (call.source_added) for (i64 j = 0; j < n; j++) spare[j] += call.source_added[sample * n + j];
         weigh(spare, n, width, [=](i64 j) { return values + j * width; },
