@@ -245,10 +245,20 @@ def _near(a: Tensor, b: Tensor) -> bool:
 
 def rows_of(parts: list[Part]) -> tuple[Tensor, Tensor]:
     """The rows and biases of some parts, one below the other."""
-    weights = [p.linear.weight[p.columns] for p in parts]
-    width = weights[0].shape[1]
-    kept = [w for w in weights if w.shape[1] == width]
-    return torch.cat(kept), torch.cat([p.linear.bias[p.columns] for p in parts][: len(kept)])
+    weights = [_taken(p.linear.weight, p.columns) for p in parts]
+    kept = [w for w in weights if w.shape[1] == weights[0].shape[1]]
+    biases = [_taken(p.linear.bias, p.columns) for p in parts][: len(kept)]
+    if len(kept) == 1:
+        return kept[0], biases[0]
+    return torch.cat(kept), torch.cat(biases)
+
+
+def _taken(value: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, without a copy where they lie one after the other."""
+    first, last = int(rows[0]), int(rows[-1])
+    if last - first + 1 == len(rows) and bool((rows.diff() == 1).all()):
+        return value[first : last + 1]
+    return value[rows]
 
 
 def whole(linears: list[Linear]) -> list[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Linear, Model, Site, rows_of, values_of
+from isoform.verify.align import Linear, Model, Part, Site, values_of
 from isoform.verify.diagnose.cores import Core, columns_of
 from isoform.verify.diagnose.rotations import images
 from isoform.verify.diagnose.unary import gap
@@ -50,15 +50,25 @@ def added(core: Core, which: str) -> Tensor | None:
 
 def biases(model: Model, site: Site) -> dict[str, tuple[Tensor, Tensor]]:
     """For q, k and v the whole bias, and the share of it that is added after the product."""
-    core = own_core(model, site)
     found: dict[str, tuple[Tensor, Tensor]] = {}
+    core: Core | None = None
     for name, parts in (("q", site.q), ("k", site.k), ("v", site.v)):
-        if parts:
-            bias = rows_of(parts)[1]
+        if not parts:
+            continue
+        bias = torch.cat([p.linear.bias[p.columns] for p in parts])
+        more = None
+        if _adds(model, {"q": site.query, "k": site.key, "v": site.value}[name], parts):
+            core = core or own_core(model, site)
             more = None if core is None else added(core, name)
-            more = torch.zeros_like(bias) if more is None or more.shape != bias.shape else more
-            found[name] = bias + more, more
+        more = torch.zeros_like(bias) if more is None or more.shape != bias.shape else more
+        found[name] = bias + more, more
     return found
+
+
+def _adds(model: Model, operand: int, parts: list[Part]) -> bool:
+    """Whether an operand is anything where its projections are zero."""
+    zeros = {p.linear.out: torch.zeros_like(model.graph.values[p.linear.out]) for p in parts}
+    return bool(model.graph.evaluate(operand, zeros).any())
 
 
 def in_sum(model: Model, state: int) -> Tensor | None:

@@ -77,6 +77,7 @@ class Case:
     Attributes:
         rows: for each attention and part, and each feed-forward network, how B's columns stand in A's.
         foreign_entries: B's token lookups that give other vectors than A's, and not a multiple of them.
+        biases: for each attention A's and B's biases by part, see `biases.biases`.
         added: for each attention and part what A and B add to the projection behind its product.
     """
 
@@ -87,6 +88,7 @@ class Case:
         self.stored = max(kinds, key=lambda k: torch.finfo(k).eps, default=torch.float64)
         self.raw: list[Raw] = []
         self.rows: dict[Key, Any] = {}
+        self.biases: dict[int, tuple[dict[str, tuple[Tensor, Tensor]], dict[str, tuple[Tensor, Tensor]]]] = {}
         self.added: dict[int, dict[str, tuple[Tensor, Tensor]]] = {}
         self.foreign_entries: set[int] = set()
         self.torn = False  # one of the models has a part more, and the stream is another

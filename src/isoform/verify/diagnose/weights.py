@@ -32,6 +32,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
     everything = [(n, p) for n, p in a.parts()]
     packed: list[str] = []
     whole_a, whole_b = biases(case.a, a), biases(case.b, b)
+    case.biases[b.index] = whole_a, whole_b
     case.added[b.index] = {n: (whole_a[n][1], whole_b[n][1]) for n in whole_b if n in whole_a}
     for name, (pa, pb) in parts.items():
         if not pa or not pb:
@@ -165,7 +166,7 @@ def _folded(case: Case, site: tuple[Site, Site], shift_out: Tensor) -> bool:
     shift = _rows(case, b, "v")
     if shift is None:
         return False
-    (bias_a, _), (bias_b, _) = biases(case.a, a)["v"], biases(case.b, b)["v"]
+    (bias_a, _), (bias_b, _) = (found["v"] for found in case.biases[b.index])
     missing = bias_b - shift.scale * bias_a[shift.index]
     value = values_of(case.b, b.v)
     if value is None or float(missing.abs().max()) == 0:
