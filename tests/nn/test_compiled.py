@@ -160,6 +160,17 @@ def test_without_a_compiler(float32, monkeypatch, tmp_path):
         assert forward._step is not None
 
 
+def test_without_a_folder_to_keep_it_in(monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("ISOFORM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    assert not built(torch.float32)
+    assert library(torch.float32) is None
+
+
 def test_a_compiler_that_fails_is_asked_once(monkeypatch, tmp_path):
     script = tmp_path / "g++"
     script.write_text(f"#!/bin/sh\necho x >> {tmp_path / 'asked'}\nexit 1\n")

@@ -159,6 +159,10 @@ def _compiler() -> str | None:
     """The C++ compiler; the library needs OpenMP as GCC calls it, which is what PyTorch brings on Linux."""
     if platform.system() != "Linux":
         return None
+    try:
+        folder()
+    except RuntimeError:  # a user without a home
+        return None
     return shutil.which(os.environ.get("CXX") or "g++") or shutil.which("c++")
 
 
