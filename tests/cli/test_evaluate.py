@@ -154,6 +154,7 @@ schedule = {kind = "constant", lr = 1e-3}
         (["--alpha", "2"], "--alpha is of a beam"),
         (["--beam", "2", "--alpha", "2"], "--alpha is an exponent of the penalty"),
         (["--seed", "2"], "--seed is of resamples"),
+        (["--bootstrap", "3", "--seed", "-5"], "'--seed': Input should be greater than or equal to 0"),
         (["--fields", "1,2,3"], "two fields are needed, 3 given"),
         (["--fields", "1,4"], "column 4 is asked for"),
     ],

@@ -99,7 +99,7 @@ def command(
             rich_help_panel=FORM,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the resamples.", rich_help_panel=FORM)] = 12345,
+    seed: Annotated[int, typer.Option(min=0, help="Of the resamples.", rich_help_panel=FORM)] = 12345,
     outputs: Annotated[
         Path | None,
         typer.Option(
