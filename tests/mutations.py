@@ -54,6 +54,8 @@ def _others(value: Any, annotation: Any) -> list[Any]:
         return [number * 1.0000001 + 1e-9, number + 1.0, *others]
     if isinstance(value, tuple) and value and isinstance(value[0], int):
         return [value[:-1], tuple(range(len(value))), tuple(i + 1 for i in value)]
+    if isinstance(value, tuple) and value and isinstance(value[0], float):
+        return [(*value[:-1], value[-1] + 1.0)]
     if isinstance(value, str) and not names:
         return [value + "2"]
     return [*others, 3, 2.5]

@@ -189,7 +189,7 @@ def _without(settings: Settings, *names: str) -> Settings:
 
 
 def _scaling(r: random.Random, half: int) -> Settings:
-    kind = r.choice([None, None, "default", "linear", "llama3", "yarn"])
+    kind = r.choice([None, None, "default", "linear", "llama3", "yarn", "longrope"])
     if kind is None:
         return {}
     table: Settings = {"rope_type": kind}
@@ -211,6 +211,8 @@ def _scaling(r: random.Random, half: int) -> Settings:
             "long_factor": [2.0 + 0.5 * i for i in range(half)],
         }  # fmt: skip
         table |= r.choice([{}, {"attention_factor": 1.2}])
+        own = r.choice([{}, {"original_max_position_embeddings": 32}])
+        return {"rope_scaling": table, **own}
     return {"rope_scaling": table}
 
 
@@ -281,7 +283,8 @@ def _qwen3_moe(r: random.Random) -> Sample:
 def _olmo2(r: random.Random) -> Sample:
     s = _grouped(r) if _flag(r) else _without(_grouped(r), "head_dim")
     scaled = r.choice([{}, {"rope_scaling": {"type": "linear", "factor": 2.0}}])  # all that its class takes
-    return _decoder("Olmo2", r, {**s, **scaled, "attention_bias": _flag(r)})
+    settings = {**s, **scaled, "attention_bias": _flag(r)}
+    return _decoder("Olmo2", r, settings, "ForCausalLM", "ForCausalLM", "Model")
 
 
 def _gemma(r: random.Random) -> Sample:

@@ -46,6 +46,35 @@ def test_dynamic_frequencies_row_by_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_position_embeddings": 9, "factor": 4.0},
+        {"max_position_embeddings": 9, "factor": 4.0, "attention_factor": 1.3},
+        {"max_position_embeddings": 36, "original_max_position_embeddings": 9, "factor": 2.0},
+    ],
+)
+def test_longrope_row_by_row(changes: dict[str, Any], tmp_path: Path) -> None:
+    """One list of divisors up to the original length, another beyond it."""
+    inside = {name: value for name, value in changes.items() if name.endswith("factor")}
+    beside = {name: value for name, value in changes.items() if name not in inside}
+    lists = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 3.5]}
+    table = {"rope_type": "longrope", **lists, **inside}
+    case = make(
+        "LlamaConfig", "LlamaForCausalLM", {**LLAMA, **beside, "rope_scaling": table}, tmp_path / "in"
+    )
+    for n in (5, 9, 10, 21, 6):
+        tokens = parity.ragged(61, (n,), "right", seed=n)
+        parity.compare_outputs(case, tokens, {"input_ids": tokens.ids}, gradients=False)
+    ragged = parity.ragged(61, (21, 9, 3), "left")
+    with torch.no_grad():  # each row by its own length
+        together = case.bundle.model(ragged).logits
+        alone = case.bundle.model(Tokens(ragged.ids[1:2, -9:])).logits
+    parity.close(together[1:2, -9:], alone, "a row alone", 1e-12)
+    case.hf(torch.tensor([[3, 4]]))
+    parity.round_trip(case, tmp_path / "out", type(case.hf))
+
+
+@pytest.mark.parametrize(
     ("config", "cls", "settings"),
     [
         ("LlamaConfig", "LlamaForSequenceClassification", {**LLAMA, "num_labels": 4}),

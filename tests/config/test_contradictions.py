@@ -11,6 +11,7 @@ from isoform.config import (
     Experts,
     Learned,
     LinearScaling,
+    LongRopeScaling,
     NoPositions,
     Norm,
     Pooler,
@@ -182,6 +183,17 @@ EXPERT = two_layer(3, "relu", bias=False)
             Rotary,
             ROTARY | {"width": 2, "scaling": DynamicNtkScaling(factor=2.0, original_length=8)},
             "dynamic_ntk scaling needs a rotary width above 2",
+        ),
+        (
+            Rotary,
+            ROTARY
+            | {
+                "width": 4,
+                "scaling": LongRopeScaling(
+                    short=(1.0, 1.0), long=(2.0,), original_length=8, attention_factor=1.0
+                ),
+            },
+            "longrope scaling has 1 long divisors for 2 pairs",
         ),
         (
             RelativeBuckets,

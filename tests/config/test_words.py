@@ -26,6 +26,10 @@ YARN = {
     "attention_factor": 1.1,
     "truncate": True,
 }
+LONGROPE = {
+    "kind": "longrope", "short": (1.0, 1.5), "long": (2.0, 3.0), "original_length": 8,
+    "attention_factor": 1.2,
+}  # fmt: skip
 
 
 @functools.cache
@@ -54,10 +58,11 @@ def examples() -> list[ModelConfig]:
         llama.replace(**{scale: {"kind": "linear", "factor": 2.0}}),
         llama.replace(**{scale: {"kind": "dynamic_ntk", "factor": 2.0, "original_length": 8}}),
         llama.replace(**{scale: YARN}),
+        llama.replace(**{scale: LONGROPE}),
     ]
 
 
-@pytest.mark.parametrize("index", range(15))
+@pytest.mark.parametrize("index", range(16))
 def test_every_field_changes_the_description_and_is_one_difference(index):
     config = examples()[index]
     text = describe(config)

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isoform import config
+from isoform.config.positions import BY_LENGTH
 from isoform.errors import ShapeError
 from isoform.nn import Cache
 from isoform.tokens import Tokens
@@ -176,9 +177,9 @@ def test_grid(kind, kv):
 
 
 def continues(cfg):
-    """Dynamic NTK has no cache beyond its length: earlier states were computed with other frequencies. A
-    source under prefix visibility would need a prefix of its own."""
-    dynamic = any(isinstance(r.scaling, config.DynamicNtkScaling) for r in cfg.rotaries())
+    """Dynamic NTK and LongRoPE have no cache beyond their length: earlier states were computed with other
+    frequencies. A source under prefix visibility would need a prefix of its own."""
+    dynamic = any(isinstance(r.scaling, BY_LENGTH) for r in cfg.rotaries())
     return not dynamic and (cfg.source is None or cfg.encoder.visibility != "prefix")
 
 

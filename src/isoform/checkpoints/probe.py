@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from isoform.config import ModelConfig
+from isoform.config.positions import BY_LENGTH
 from isoform.config.protocol import Protocol
 from isoform.errors import CheckError
 from isoform.nn import Transformer, capture
@@ -226,7 +227,7 @@ def _length(config: ModelConfig) -> int:
         if stack is not None
         for layer in stack.layers()
     ]
-    scaled = [r.scaling.original_length for r in config.rotaries() if r.scaling.kind == "dynamic_ntk"]
+    scaled = [r.scaling.original_length for r in config.rotaries() if isinstance(r.scaling, BY_LENGTH)]
     length = 12
     for bound in (*windows, *scaled):
         if bound <= 64:  # beyond a window and beyond the length that scaling starts at, where that is cheap

@@ -19,6 +19,7 @@ from isoform.config.positions import (
     Learned,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NoPositions,
     NoScaling,
     RelativeBuckets,
@@ -113,6 +114,11 @@ def norm(part: Norm) -> str:
     return f"{name} ({joined(f'eps {number(part.eps)}', affine, rounded)})"
 
 
+def numbers(values: tuple[float, ...]) -> str:
+    """A list of numbers."""
+    return ", ".join(number(value) for value in values)
+
+
 def scaling(part: Any) -> str:
     """What is done to rotary frequencies."""
     if isinstance(part, LinearScaling):
@@ -123,6 +129,11 @@ def scaling(part: Any) -> str:
         return (
             f"Llama 3 scaling × {number(part.factor)} beyond {part.original_length} "
             f"(low {number(part.low_frequency_factor)}, high {number(part.high_frequency_factor)})"
+        )
+    if isinstance(part, LongRopeScaling):
+        return (
+            f"LongRoPE beyond {part.original_length} (frequencies over {numbers(part.short)}, then over "
+            f"{numbers(part.long)}, cos and sin × {number(part.attention_factor)})"
         )
     if isinstance(part, YarnScaling):
         ends = "whole" if part.truncate else "fractional"
@@ -263,7 +274,8 @@ def part(value: Any) -> str:
         NoPositions: positions, Sinusoidal: positions, Learned: positions, Rotary: positions,
         Alibi: positions, RelativeBuckets: positions,
         NoScaling: scaling, LinearScaling: scaling, DynamicNtkScaling: scaling, Llama3Scaling: scaling,
-        YarnScaling: scaling, Projection: projection, Pooler: dense, Transform: dense,
+        YarnScaling: scaling, LongRopeScaling: scaling,
+        Projection: projection, Pooler: dense, Transform: dense,
         TokenHead: head, SequenceHead: head, TaggingHead: head, PoolingHead: head,
     }  # fmt: skip
     if type(value) in makers:

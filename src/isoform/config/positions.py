@@ -120,9 +120,26 @@ class YarnScaling(Frozen):
     """Whether the ends of the ramp between the two are rounded to whole channels."""
 
 
+class LongRopeScaling(Frozen):
+    """A divisor of each frequency, from one list or the other by the row's own length (Ding et al. 2024)."""
+
+    kind: Literal["longrope"] = "longrope"
+    short: tuple[Positive, ...]
+    """Divisors, one a pair of channels, for rows up to original_length."""
+    long: tuple[Positive, ...]
+    """Divisors for longer rows."""
+    original_length: Count
+    """Context length of the pre-training."""
+    attention_factor: Positive
+    """Multiplies cosines and sines; the paper's sqrt(1 + ln(factor)/ln(original_length)) is written out."""
+
+
 RotaryScaling = Annotated[
-    NoScaling | LinearScaling | DynamicNtkScaling | Llama3Scaling | YarnScaling, Field(discriminator="kind")
+    NoScaling | LinearScaling | DynamicNtkScaling | Llama3Scaling | YarnScaling | LongRopeScaling,
+    Field(discriminator="kind"),
 ]
+BY_LENGTH = (DynamicNtkScaling, LongRopeScaling)
+"""Scalings whose frequencies depend on how long a row is; both have an ``original_length``."""
 
 
 # --- inside attention -------------------------------------------------------------------------------------
@@ -150,6 +167,13 @@ class Rotary(Frozen):
             raise ValueError(f"rotary width {self.width} must be even: channels rotate in pairs")
         if self.scaling.kind == "dynamic_ntk" and self.width == 2:
             raise ValueError("dynamic_ntk scaling needs a rotary width above 2: its exponent is w/(w - 2)")
+        if isinstance(self.scaling, LongRopeScaling):
+            pairs = self.width // 2
+            for name, given in (("short", self.scaling.short), ("long", self.scaling.long)):
+                if len(given) != pairs:
+                    raise ValueError(
+                        f"longrope scaling has {len(given)} {name} divisors for {pairs} pairs of channels"
+                    )
         return self
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from isoform.config import phrases
-from isoform.config.phrases import part
+from isoform.config.phrases import numbers, part
 from isoform.config.stack import Variant
 
 Say = Callable[[Any], str]
@@ -238,6 +238,12 @@ SUBJECTS: dict[str, dict[str, Subject]] = {
         "low_frequency_factor": ("low-frequency factor", part),
         "high_frequency_factor": ("high-frequency factor", part),
         "original_length": LENGTH,
+    },
+    "LongRopeScaling": {
+        "short": ("divisors of short rows", numbers),
+        "long": ("divisors of long rows", numbers),
+        "original_length": LENGTH,
+        "attention_factor": ("cosines and sines times", part),
     },
     "YarnScaling": {
         "factor": FACTOR,

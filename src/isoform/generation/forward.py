@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from isoform.config import DynamicNtkScaling, Rotary
+from isoform.config import Rotary
+from isoform.config.positions import BY_LENGTH
 from isoform.errors import ShapeError
 from isoform.native import built, library, switched_off
 from isoform.nn.cache import Cache, select_places
@@ -87,7 +88,7 @@ class Cached:
         self._step: tuple[Step, Lanes] | None = None
         self._machine: tuple[Compiled, Trails] | None = None
         self._whole: Uncached | None = None
-        scalings = [p.scaling for p in _rotaries(model) if isinstance(p.scaling, DynamicNtkScaling)]
+        scalings = [p.scaling for p in _rotaries(model) if isinstance(p.scaling, BY_LENGTH)]
         self._valid = min((s.original_length for s in scalings), default=None)
 
     def begin(

@@ -81,7 +81,7 @@ def rotary_frequencies(
 
     Args:
         cfg: the rotary settings.
-        lengths: how long each row is so far; read by dynamic NTK only.
+        lengths: how long each row is so far; read by dynamic NTK and LongRoPE only.
         device: where to build it.
     """
     dtype = torch.float32 if cfg.precision == "float32" else torch.float64
@@ -93,6 +93,12 @@ def rotary_frequencies(
         grown = scaling.factor * length / scaling.original_length - (scaling.factor - 1)
         theta = cfg.theta * grown ** (cfg.width / (cfg.width - 2))
         return 1.0 / theta[:, None] ** ladder, 1.0
+    if isinstance(scaling, config.LongRopeScaling):
+        assert lengths is not None
+        long = (lengths > scaling.original_length)[:, None]
+        above, below = (torch.tensor(d, dtype=dtype, device=device) for d in (scaling.long, scaling.short))
+        divisor = torch.where(long, above, below)
+        return 1.0 / (divisor * cfg.theta**ladder), scaling.attention_factor
     frequency = (1.0 / cfg.theta**ladder)[None]
     if isinstance(scaling, config.LinearScaling):
         return frequency / scaling.factor, 1.0

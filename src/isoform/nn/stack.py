@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from isoform import config
+from isoform.config.positions import BY_LENGTH
 from isoform.nn.attention import Attention
 from isoform.nn.biases import AlibiBias, RelativeBias
 from isoform.nn.cache import Cache
@@ -137,7 +138,7 @@ class Stack(nn.Module):
         query, key = sides.query, sides.key
         rotary = rotary_keys = bias = None
         if isinstance(positions, config.Rotary):
-            dynamic = isinstance(positions.scaling, config.DynamicNtkScaling)
+            dynamic = isinstance(positions.scaling, BY_LENGTH)
             lengths = self._lengths(sides) if dynamic else None
             rotary = rotary_table(positions, sides.positions, lengths, dtype)
             if dynamic and cache is not None:

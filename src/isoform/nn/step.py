@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from isoform import config
-from isoform.config.positions import AttentionPositions
+from isoform.config.positions import BY_LENGTH, AttentionPositions
 from isoform.nn.attention import Attention
 from isoform.nn.biases import alibi_slopes, relative_buckets
 from isoform.nn.capture import listening
@@ -52,7 +52,7 @@ def prepare(model: Transformer) -> Step | None:
     if len({(a.n_kv_heads, a.head_width) for a in attentions}) > 1:
         return None
     for positions in (a.positions for a in attentions):
-        if isinstance(positions, config.Rotary) and isinstance(positions.scaling, config.DynamicNtkScaling):
+        if isinstance(positions, config.Rotary) and isinstance(positions.scaling, BY_LENGTH):
             return None
         if isinstance(positions, config.Alibi) and positions.rounding != "none":
             return None

@@ -20,7 +20,7 @@ from isoform.checkpoints.families.llama_like import (
     windowed,
     write_common,
 )
-from isoform.checkpoints.families.rotary import make_rotary, write_scaling
+from isoform.checkpoints.families.rotary import make_rotary, with_original, write_original, write_scaling
 from isoform.checkpoints.keys import NAMES, Keys
 from isoform.config import Attention, Gated, ModelConfig, QKNorm, Rotary, TokenHead
 
@@ -126,6 +126,7 @@ def _gemma3_rotaries(keys: Keys, sizes: Sizes) -> tuple[Rotary, Rotary]:
         theta = float(full.pop("rope_theta", theta))
         near = float(by_type["sliding_attention"].get("rope_theta", near))
         table = full
+    table = with_original(keys, table, length)
     return (
         make_rotary(table, width=sizes.width, theta=theta, length=length, where=keys.where),
         make_rotary(None, width=sizes.width, theta=near, length=length, where=keys.where),
@@ -185,6 +186,7 @@ def write_gemma3(cfg: ModelConfig) -> dict[str, Any]:
         **write_gemma2(cfg),
         "rope_theta": full[0].theta,
         "rope_scaling": write_scaling(full[0].scaling),
+        **write_original(full[0].scaling),
         "rope_local_base_freq": near[0].theta,
     }
 

@@ -122,7 +122,9 @@ def read_qwen3_moe(keys: Keys, kind: HeadKind) -> ModelConfig:
     keys.skip("output_router_logits", "sliding_window", "max_window_layers")
     dense = gated(keys, "silu")
     renormalised = keys.flag("norm_topk_prob", False)
-    n_experts = keys.integer("num_experts", 128)
+    # The second name is the one of version 5.
+    n_experts = keys.integer("num_experts", keys.take("num_local_experts", 128))
+    keys.must("num_local_experts", n_experts)
     experts = Experts(
         n_experts=max(n_experts, 1),
         top_k=keys.integer("num_experts_per_tok", 8),

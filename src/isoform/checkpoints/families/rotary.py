@@ -11,6 +11,7 @@ from isoform.config import (
     DynamicNtkScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NoScaling,
     Rotary,
     YarnScaling,
@@ -48,7 +49,24 @@ def read_rotary(
         base = float(parameters.get("rope_theta", base))
         share = float(parameters.get("partial_rotary_factor", share)) if share_key else share
         table = {k: v for k, v in parameters.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    table = with_original(keys, table, length)
     return make_rotary(table, width=int(head_width * share), theta=base, length=length, where=keys.where)
+
+
+def with_original(keys: Keys, table: Mapping[str, Any] | None, length: int) -> Mapping[str, Any] | None:
+    """LongRoPE's own key beside the table: it also says the factor, as the class takes it.
+
+    Raises:
+        ArtifactError: the key is there with another scaling.
+    """
+    original = keys.take("original_max_position_embeddings", None)
+    if original is None:
+        return table
+    if table is None or (table.get("rope_type") or table.get("type")) != "longrope":
+        raise ArtifactError(
+            f"{keys.where}: original_max_position_embeddings without longrope is not supported"
+        )
+    return {**table, "original_max_position_embeddings": original, "factor": length / original}
 
 
 def make_rotary(
@@ -89,6 +107,16 @@ def _scaling(table: dict[str, Any], length: int, where: str) -> RotaryScaling:
             attention_factor=_attention_factor(factor, table),
             truncate=bool(table.pop("truncate", True)),
         )
+    elif kind == "longrope":
+        original = int(table.pop("original_max_position_embeddings", None) or length)
+        factor, given = table.pop("factor", None), table.pop("attention_factor", None)
+        if given is None:
+            given = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        result = LongRopeScaling(
+            short=tuple(map(float, table.pop("short_factor"))),
+            long=tuple(map(float, table.pop("long_factor"))),
+            original_length=original, attention_factor=float(given),
+        )  # fmt: skip
     else:
         raise ArtifactError(f"{where}: rope_scaling of type {kind!r} is not supported")
     if table:
@@ -111,11 +139,18 @@ def _attention_factor(factor: float, table: dict[str, Any]) -> float:
 def write_rotary(rotary: Rotary, *, share_key: bool = False, head_width: int = 0) -> dict[str, Any]:
     """The keys that give this setting when read, apart from ``max_position_embeddings``."""
     result: dict[str, Any] = {"rope_theta": rotary.theta, "rope_scaling": write_scaling(rotary.scaling)}
+    result |= write_original(rotary.scaling)
     if isinstance(rotary.scaling, DynamicNtkScaling):
         result["max_position_embeddings"] = rotary.scaling.original_length
     if share_key:
         result["partial_rotary_factor"] = rotary.width / head_width
     return result
+
+
+def write_original(scaling: RotaryScaling) -> dict[str, Any]:
+    """LongRoPE's key beside the table."""
+    longrope = isinstance(scaling, LongRopeScaling)
+    return {"original_max_position_embeddings": scaling.original_length} if longrope else {}
 
 
 def write_scaling(scaling: RotaryScaling) -> dict[str, Any] | None:
@@ -133,6 +168,14 @@ def write_scaling(scaling: RotaryScaling) -> dict[str, Any] | None:
             "low_freq_factor": scaling.low_frequency_factor,
             "high_freq_factor": scaling.high_frequency_factor,
             "original_max_position_embeddings": scaling.original_length,
+        }
+    if isinstance(scaling, LongRopeScaling):
+        return {
+            "rope_type": "longrope",
+            "factor": 1.0,  # what it would decide is written out
+            "short_factor": list(scaling.short),
+            "long_factor": list(scaling.long),
+            "attention_factor": scaling.attention_factor,
         }
     return {
         "rope_type": "yarn",

@@ -97,7 +97,11 @@ def write_t5(cfg: ModelConfig) -> dict[str, Any]:
     name = NAMES[network.activation]
     if isinstance(network, Gated):
         name = "gated-gelu" if network.activation == "gelu_tanh" else f"gated-{name}"
+    tied = cfg.head is None or (isinstance(cfg.head, TokenHead) and cfg.head.tied)
+    scaled = isinstance(cfg.head, TokenHead) and cfg.head.scale != 1.0
     return {
+        # Understood since version 5; before, a head is scaled when it is the table.
+        **({} if cfg.head is None or scaled == tied else {"scale_decoder_outputs": scaled}),
         "vocab_size": cfg.embedding.vocab_size,
         "d_model": cfg.d_model,
         "d_kv": layer.attention.head_width,
@@ -110,7 +114,7 @@ def write_t5(cfg: ModelConfig) -> dict[str, Any]:
         "dropout_rate": layer.residual_dropout,
         "layer_norm_epsilon": layer.norm.eps,
         "feed_forward_proj": name,
-        "tie_word_embeddings": cfg.head is None or (isinstance(cfg.head, TokenHead) and cfg.head.tied),
+        "tie_word_embeddings": tied,
     }
 
 
