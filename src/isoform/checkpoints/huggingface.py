@@ -221,10 +221,9 @@ def _express(family: Family, config: ModelConfig) -> tuple[Family, dict[str, Any
         ArtifactError: there are none; the message names the first field that cannot be said.
     """
     reason = "its parts are of another kind"
-    kinds = dict.fromkeys(family.architectures.values())
-    if config.head is None:
-        kinds = {"states": None}
-    for kind in kinds:
+    kinds: list[HeadKind] = list(dict.fromkeys(family.architectures.values()))
+    states: list[HeadKind] = ["states"]
+    for kind in states if config.head is None else kinds:
         try:
             table = family.write(config)
             back = family.read(Keys(table, family.model_type), kind)

@@ -72,10 +72,10 @@ def write_protocol(protocol: Protocol, *, encoder_decoder: bool) -> dict[str, An
         result["eos_token_id"] = protocol.eos_ids[0] if len(protocol.eos_ids) == 1 else list(protocol.eos_ids)
     if protocol.start:
         result["decoder_start_token_id" if encoder_decoder else "bos_token_id"] = protocol.start[0]
-    if protocol.forced:
-        if len(protocol.forced) > 1 or protocol.forced[0][0] != 0:
+    for step, number in protocol.forced:
+        if step != 0:
             raise ArtifactError(f"the format forces the first token only, not {list(protocol.forced)}")
-        result["forced_bos_token_id"] = protocol.forced[0][1]
+        result["forced_bos_token_id"] = number
     if protocol.forced_last is not None:
         result["forced_eos_token_id"] = protocol.forced_last
     if protocol.suppressed:
