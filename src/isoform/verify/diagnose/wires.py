@@ -66,7 +66,8 @@ def _beside_gain(case: Case, a: list[Step], b: list[Step]) -> bool:
     """Whether a factor beside no norm is in the other model too, there as a multiple of the norm's gain."""
     for normed, bare in ((a, b), (b, a)):
         gains = [s.gain for s in normed if s.gain is not None]
-        scales = [s.scale for s in bare if s.kind == "affine" and isinstance(s.scale, float) and s.scale != 1.0]
+        factors = [s.scale for s in bare if s.kind == "affine"]
+        scales = [x for x in factors if isinstance(x, float) and x != 1.0]
         if len(gains) == 1 and len(scales) == 1 and whose(case, gains[0] / scales[0]) is not None:
             return all(s.shift is None for s in bare)
     return False
