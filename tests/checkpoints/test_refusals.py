@@ -70,7 +70,8 @@ def test_it_is_fine_before(folder: Path) -> None:
         ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10' is not supported"),
         ({"hidden_size": "16"}, "hidden_size is '16', expected a whole number"),
         ({"logit_scale": 2.0}, "not understood, and possibly a change of the function: logit_scale = 2.0"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling of type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "longest", "factor": 2.0}}, "rope_scaling of type 'longest'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "config.json: short_factor is missing"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "power": 1}},
             "rope_scaling: not understood: power",

@@ -317,7 +317,7 @@ def test_a_checkpoint_with_its_tokenizer_there_and_back(case: str, tmp_path: Pat
     if case != "albert":
         texts = ["Hello, world!", "你好 naïve"]
         batch = theirs(texts, return_tensors="pt", padding=True)
-        ids = hf.generate(**batch, max_new_tokens=6, do_sample=False, num_beams=1, forced_eos_token_id=None)
+        ids = hf.generate(**batch, max_new_tokens=6, do_sample=False, num_beams=1)
         rows = [[i for i in row if i not in bundle.protocol.eos_ids] for row in ids[:, 1:].tolist()]
         assert bundle.tokenizer is not None
         expected = [bundle.tokenizer.decode(row) for row in rows]
