@@ -8,11 +8,12 @@ from typing import Any
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError, ConfigError
 
-# Rules about which token may come where that no part of the protocol says.
+# What the protocol says; everything else in a generation_config.json belongs to a search.
 RULES = frozenset((
     "pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id", "suppress_tokens", "bad_words_ids",
 ))  # fmt: skip
+# Rules about which token may come where that no part of the protocol says.
 _REFUSED = ("begin_suppress_tokens", "forced_decoder_ids", "sequence_bias")
 
 

@@ -85,7 +85,7 @@ class Lanes:
         """Make room for one more token, and some more for later, ``most`` slots in all."""
         if self.used < self.capacity:
             return
-        more = min(max(self.used + 16, self.used * 5 // 4 + 15 & -16), most) - self.capacity
+        more = room(self.used, most) - self.capacity
         self.own = F.pad(self.own, (0, 0, 0, more))
         if self.mask is not None:
             self.mask = F.pad(self.mask, (0, more))
@@ -169,3 +169,8 @@ def _repeats(rows: list[int]) -> int:
     count = next((i for i, row in enumerate(rows) if row != rows[0]), len(rows)) if rows else 1
     groups = [rows[i : i + count] for i in range(0, len(rows), count)]
     return count if all(len(g) == count and len(set(g)) == 1 for g in groups) else 1
+
+
+def room(used: int, most: int) -> int:
+    """Slots to have where ``used`` are full: a quarter more, so that growing stays a small share."""
+    return min(max(used + 16, used * 5 // 4 + 15 & -16), most)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from isoform.nn.lanes import Lanes
+from isoform.nn.lanes import Lanes, room
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,7 +66,7 @@ class Trails:
         """Make room for one more token, and some more for later, ``most`` slots in all."""
         if self.used < self.capacity:
             return
-        more = min(max(self.used + 16, self.used * 5 // 4 + 15 & -16), most) - self.capacity
+        more = room(self.used, most) - self.capacity
         self.own = F.pad(self.own, (0, 0, 0, more))
         if self.trail is not None:
             self.trail = torch.cat([self.trail, self._each(self.rows, more)], 1)
