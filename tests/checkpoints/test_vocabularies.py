@@ -127,6 +127,52 @@ def test_llama_tokens_beyond_the_model(tmp_path: Path) -> None:
     assert ours.special.extra["<|im_end|>"] == len(theirs.sp_model) + 1
 
 
+SPLIT = [
+    "</s>Hello</s>world </s> x",
+    "a</s>",
+    "</s>",
+    " </s>a",
+    "▁a ▁</s>▁b",
+    "a<extra_id_0>b <extra_id_1> c",
+]
+
+
+@pytest.mark.parametrize("spaces", [False, True])
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_no_word_boundary_after_special_tokens(family: str, spaces: bool, tmp_path: Path) -> None:
+    """``legacy=False``: only where a text begins, unless it begins with a special token."""
+    own = T5_IDS if family == "t5" else {"byte_fallback": True, "remove_extra_whitespaces": False}
+    file, cls = ("spiece.model", "T5Tokenizer") if family == "t5" else ("tokenizer.model", "LlamaTokenizer")
+    kind = "unigram" if family == "t5" else "bpe"
+    folder = train_pieces(tmp_path / "plain", file, model_type=kind, **own)
+    theirs = getattr(transformers, cls)(str(folder / file), legacy=False, add_prefix_space=spaces)
+    theirs.save_pretrained(tmp_path / "saved")
+    ours = same(tmp_path / "saved", family, theirs)
+    for text in SPLIT:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+    for text in ("Hello world", "a b</s>c"):
+        ids = ours.encode(text)
+        assert ours.decode(ids, skip_special=False) == text
+    ours.save(tmp_path / "saved", "ours")
+    saved = type(ours).load(tmp_path / "saved", "ours")
+    assert saved.digest == ours.digest
+    assert saved.encode(SPLIT[0]) == ours.encode(SPLIT[0])
+
+
+def test_no_word_boundary_at_all(tmp_path: Path) -> None:
+    """``add_prefix_space`` false, as the quick class of the library does it for either ``legacy``."""
+    folder = train_pieces(
+        tmp_path / "plain", "tokenizer.model", model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False,
+    )  # fmt: skip
+    theirs = transformers.LlamaTokenizerFast(
+        str(folder / "tokenizer.model"), legacy=True, add_prefix_space=False, from_slow=True
+    )
+    settings = {"legacy": True, "add_prefix_space": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    same(folder, "llama", theirs)
+
+
 # Pieces by the family that trained them, and the model's own special pieces.
 T5_IDS = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
 ALBERT_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": "[CLS],[SEP],[MASK]"}

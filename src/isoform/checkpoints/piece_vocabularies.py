@@ -13,6 +13,7 @@ from typing import Any
 from isoform.checkpoints import languages
 from isoform.checkpoints.special_names import Names
 from isoform.checkpoints.vocabularies import read_json
+from isoform.data.backends import Prefix
 from isoform.data.specials import SpecialIds
 from isoform.data.tokenizer import Template, Tokenizer
 from isoform.errors import ArtifactError
@@ -68,12 +69,21 @@ def came_in(folder: Path, names: Names, target: Tokenizer) -> dict[str, Any]:
 
 def _made(
     path: Path, ids: Mapping[str, int], extra: Mapping[str, int], template: Template,
-    added: Mapping[str, int], pieces: Mapping[str, int] | None,
+    added: Mapping[str, int], pieces: Mapping[str, int] | None, prefix: Prefix = "parts",
+    greedy: Sequence[str] = (),
 ) -> Tokenizer:  # fmt: skip
     special = SpecialIds(**ids, extra=extra)
     return Tokenizer.from_sentencepiece(
-        path.read_bytes(), special, template, added=added, pieces=pieces, where=str(path)
-    )
+        path.read_bytes(), special, template, added=added, pieces=pieces, where=str(path), prefix=prefix,
+        greedy=greedy,
+    )  # fmt: skip
+
+
+def _prefix(names: Names) -> Prefix:
+    """``legacy`` (true where nothing is said): a word boundary after every special token, too."""
+    if not names.settings.get("add_prefix_space", True):
+        return "none"
+    return "text" if names.settings.get("legacy") is False else "parts"
 
 
 def _pieces(path: Path) -> list[str]:
@@ -109,7 +119,10 @@ def _t5(path: Path, names: Names) -> Tokenizer:
     n = int(names.settings.get("extra_ids", 100))
     sentinels = {f"<extra_id_{i}>": len(pieces) + n - 1 - i for i in range(n)}
     ids = {"pad": own["<pad>"], "eos": own["</s>"], "unk": own["<unk>"]}
-    return _made(path, ids, {}, Template(suffix=(own["</s>"],)), {**own, **sentinels}, None)
+    prefix = _prefix(names)
+    greedy = () if prefix == "parts" else tuple(sentinels)  # with a boundary of its own no space is missed
+    template = Template(suffix=(own["</s>"],))
+    return _made(path, ids, {}, template, {**own, **sentinels}, None, prefix, greedy)
 
 
 def _llama(path: Path, names: Names) -> Tokenizer:
@@ -127,7 +140,7 @@ def _llama(path: Path, names: Names) -> Tokenizer:
     parts = {"pad": special.pad, "bos": special.bos, "eos": special.eos, "unk": special.unk}
     ids = {part: number for part, number in parts.items() if number is not None}
     own = {pieces[number]: number for number in ids.values() if number < len(pieces)}
-    return _made(path, ids, beyond, Template(prefix=prefix), {**own, **beyond}, None)
+    return _made(path, ids, beyond, Template(prefix=prefix), {**own, **beyond}, None, _prefix(names))
 
 
 def _albert(path: Path, names: Names) -> Tokenizer:

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     import tokenizers
 
 TextSpecials = Literal["text", "tokens"]
+Prefix = Literal["parts", "text", "none"]
+
+BOUNDARY = "▁"
+FRONT = "<unk>"
+# ModelProto.normalizer_spec.add_dummy_prefix = false: a field that comes again replaces the earlier one.
+NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 class Backend(Protocol):
@@ -169,6 +175,10 @@ class SentencePiece:
             does not list become ``unk``. None: the model's own ids.
         unk: the id of the unknown token in ``pieces``; only read with it.
         albert: ALBERT's rules around the model, as a table of the fields of `AlbertText`; None elsewhere.
+        prefix: where the model's word boundary is put though no space stands there: before every part
+            between added tokens ("parts", the model's own doing), only where a text begins ("text"), or
+            nowhere ("none").
+        greedy: added tokens that take the spaces around them along.
     """
 
     suffix = ".model"
@@ -181,6 +191,8 @@ class SentencePiece:
         unk: int | None,
         where: str,
         albert: Mapping[str, bool] | None = None,
+        prefix: Prefix = "parts",
+        greedy: Sequence[str] = (),
     ) -> None:
         """
         Raises:
@@ -189,8 +201,9 @@ class SentencePiece:
         import sentencepiece
 
         self.inner: sentencepiece.SentencePieceProcessor = sentencepiece.SentencePieceProcessor()
+        self._prefix: Prefix = prefix
         try:
-            self.inner.LoadFromSerializedProto(model)
+            self.inner.LoadFromSerializedProto(model if prefix == "parts" else model + NO_DUMMY_PREFIX)
         except Exception as error:
             raise TokenizerError(
                 f"{where}: not a SentencePiece model: {' '.join(str(error).split())}"
@@ -209,9 +222,15 @@ class SentencePiece:
         self._own, self._names = own, {number: name for name, number in added.items()}
         self._by_id = taken
         names = sorted(added, key=len, reverse=True)
-        self._splitter = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+        self._greedy = list(greedy)
+        forms = [rf"\s*{re.escape(name)}\s*" if name in greedy else re.escape(name) for name in names]
+        self._splitter = re.compile("(" + "|".join(forms) + ")") if names else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if self._prefix == "text":
+            texts = [BOUNDARY + text.replace(BOUNDARY, " ") if text else "" for text in texts]
+        elif self._prefix == "none":
+            texts = [text.replace(BOUNDARY, " ") for text in texts]
         if self._splitter is None:
             return self._plain(list(texts))
         return [self._split(text) for text in texts]
@@ -234,7 +253,8 @@ class SentencePiece:
                 run = []
             else:
                 run.append(number)
-        return "".join([*parts, self._run(run)])
+        text = "".join([*parts, self._run(run)])
+        return text.removeprefix(" ") if self._prefix == "text" else text
 
     def vocabulary(self) -> dict[str, int]:
         return {**self._own, **self._added}
@@ -250,9 +270,13 @@ class SentencePiece:
         return self._model
 
     def settings(self) -> dict[str, Any]:
-        settings = {"added": self._added, "pieces": self._pieces, "unk": self._unk}
-        # Left out where there are none, so that digests of earlier artifacts stay what they are.
-        return settings if self._albert is None else {**settings, "albert": dataclasses.asdict(self._albert)}
+        settings: dict[str, Any] = {"added": self._added, "pieces": self._pieces, "unk": self._unk}
+        # Left out where they are the usual ones, so that digests of earlier artifacts stay what they are.
+        if self._albert is not None:
+            settings["albert"] = dataclasses.asdict(self._albert)
+        if self._prefix != "parts":
+            settings["prefix"] = self._prefix
+        return {**settings, "greedy": self._greedy} if self._greedy else settings
 
     def canonical(self) -> bytes:
         return self._model + json.dumps(self.settings(), sort_keys=True, ensure_ascii=False).encode("utf-8")
@@ -273,7 +297,7 @@ class SentencePiece:
             rows = [self._albert.cut(text, pieces_of) for text in texts]
             return [[self.inner.piece_to_id(piece) for piece in row] for row in rows]
         if self._pieces is None:
-            return self.inner.encode(texts, out_type=int)
+            return self.inner.encode(texts, out_type=int) if self._prefix == "parts" else self._bare(texts)
         pieces, unknown = self._pieces, -1 if self._unk is None else self._unk
         cut = self.inner.encode(texts, out_type=str)
         ids = [[pieces.get(piece, unknown) for piece in row] for row in cut]
@@ -281,11 +305,27 @@ class SentencePiece:
             raise TokenizerError("a piece is not in the vocabulary, which has no unk token")
         return ids
 
+    def _bare(self, texts: list[str]) -> list[list[int]]:
+        """Without a boundary of the model's own. It would also strip one that begins a text, so those are
+        cut behind other characters."""
+        front = len(self.inner.encode(FRONT))
+        kept = [FRONT + t if t.startswith((BOUNDARY, " ")) else t for t in texts]
+        rows = self.inner.encode(kept, out_type=int)
+        return [
+            row[front:] if whole is not text else row
+            for row, whole, text in zip(rows, kept, texts, strict=True)
+        ]
+
     def _split(self, text: str) -> list[int]:
         assert self._splitter is not None
         ids: list[int] = []
-        for part in self._splitter.split(text):
-            ids += [self._added[part]] if part in self._added else self._plain([part])[0] if part else []
+        for i, part in enumerate(self._splitter.split(text)):
+            if i % 2:
+                if i == 1 and self._prefix != "parts" and [self._own.get(BOUNDARY)] == ids:
+                    ids = []  # a boundary alone before an added token is none
+                ids.append(self._added[part if part in self._added else part.strip()])
+            elif part:
+                ids += self._plain([part])[0]
         return ids
 
     def _run(self, ids: list[int]) -> str:

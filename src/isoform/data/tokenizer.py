@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isoform.config.files import write_bytes, write_text
-from isoform.data.backends import Backend, HuggingFace, SentencePiece, TextSpecials
+from isoform.data.backends import Backend, HuggingFace, Prefix, SentencePiece, TextSpecials
 from isoform.data.byte_level import written_out
 from isoform.data.specials import SpecialIds
 from isoform.data.tokenizer_config import BytesBpe, Characters, Specials, Unigram, Words
@@ -123,9 +123,12 @@ class Tokenizer:
         pieces: Mapping[str, int] | None,
         where: str,
         albert: Mapping[str, bool] | None = None,
+        prefix: Prefix = "parts",
+        greedy: Sequence[str] = (),
     ) -> Tokenizer:
-        """Wrap a SentencePiece model; see `SentencePiece` for ``added``, ``pieces`` and ``albert``."""
-        return cls(SentencePiece(model, added, pieces, special.unk, where, albert), special, template)
+        """Wrap a SentencePiece model; see `SentencePiece` for what is not said here."""
+        backend = SentencePiece(model, added, pieces, special.unk, where, albert, prefix, greedy)
+        return cls(backend, special, template)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; nothing is added."""

@@ -60,6 +60,7 @@ def table(
         title_style="bold",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
         show_edge=False,
     )
     for i, name in enumerate(columns):
