@@ -27,9 +27,6 @@ def _grid(cases: list[Planted]) -> list:
 
 # What is not named yet, and what is said instead.
 MISSED = {
-    "steps:both:norm-placement+softcap+qk-norm-order,placement=pre,position=rope": (
-        "the cap of the cross-attentions, which nothing turns, stays unexplained"
-    ),
     "steps:encoder:mask-polarity+qk-norm-axis+expert-routing": (
         "with other faults in its input the second layer's routing stays unexplained"
     ),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Mapping
 
 import torch
 from torch import Tensor
 
-from isoform.verify.diagnose.graph import VIEWS, Graph
+from isoform.verify.diagnose.graph import Graph
 from isoform.verify.diagnose.parts import Inner, Linear, Part, Site
+from isoform.verify.diagnose.rerun import VIEWS
 from isoform.verify.diagnose.structure import Structure
 from isoform.verify.record import Recording
 
@@ -40,6 +40,18 @@ class Model:
             given: keys of linear results that are fixed beforehand.
         """
         self.sources = self._sources() | dict(given)
+        self.aliases: dict[int, Key] = {}
+        self._number()
+
+    def alias(self, node: int, key: Key) -> None:
+        """Give a sum of the stream, or a map's result that stands for one, the key of another model's sum."""
+        self.aliases[node] = key
+        if node not in self.structure.states:
+            self.structure.adopt(node)
+        self._number()
+
+    def _number(self) -> None:
+        self._keys: dict[int, Key] = {}
         self.states = {self.state_key(n): n for n in [*self.structure.entries, *self.structure.states]}
         self.reads = self._reads()
 
@@ -121,6 +133,17 @@ class Model:
 
     def state_key(self, node: int) -> Key:
         """All that was added up to a state."""
+        if node not in self._keys:
+            self._keys[node] = self.aliases[node] if node in self.aliases else self._added_up(node)
+        return self._keys[node]
+
+    def top_key(self, top: int) -> Key:
+        """The key of what a part reads or adds: a sum's, or that of the map it comes out of."""
+        if top in self.sources and top not in self.aliases and top not in self.structure.entries:
+            return self.sources[top]
+        return self.state_key(top)
+
+    def _added_up(self, node: int) -> Key:
         found: set[Key] = set()
         seen: set[int] = set()
         stack = [node]
@@ -129,7 +152,9 @@ class Model:
             if n in seen:
                 continue
             seen.add(n)
-            if n in self.sources:
+            if n in self.aliases:
+                found |= self.aliases[n][1]  # type: ignore[arg-type]
+            elif n in self.sources:
                 found.add(self.sources[n])
             else:
                 stack += [t for a in self.graph.live_args(n) for t in self.structure.tops(a)]
@@ -179,93 +204,6 @@ class Model:
         return found
 
 
-@dataclasses.dataclass(eq=False)
-class Rows:
-    """How the rows of B's matrices stand in A's: B's row i is ``scale[i]`` times A's row ``index[i]``.
-
-    Attributes:
-        index: −1 where B's row is none of A's.
-        scale: 1 where the row is the same.
-    """
-
-    index: Tensor
-    scale: Tensor
-
-    @property
-    def complete(self) -> bool:
-        """Every row was found, each another one."""
-        return bool((self.index >= 0).all()) and len(self.index.unique()) == len(self.index)
-
-    @property
-    def plain(self) -> bool:
-        """Nothing is permuted or scaled."""
-        return self.complete and bool((self.index == torch.arange(len(self.index))).all()) and not self.scaled
-
-    @property
-    def scaled(self) -> bool:
-        """Some rows are multiples."""
-        return bool(((self.scale - 1).abs() > 1e-6).any())
-
-
-def match_rows(a: Tensor, b: Tensor) -> Rows:
-    """Find each row of ``b`` among the rows of ``a``, up to a positive factor.
-
-    Args:
-        a: ``[n, width]``.
-        b: ``[m, width]``.
-    """
-    index = torch.full((b.shape[0],), -1, dtype=torch.long)
-    scale = torch.ones(b.shape[0], dtype=torch.float64)
-    if a.shape[1:] != b.shape[1:] or a.shape[0] == 0:
-        return Rows(index, scale)
-    if a.shape == b.shape and _near(a, b):
-        return Rows(torch.arange(b.shape[0]), scale)
-    long_a, long_b = a.norm(dim=1), b.norm(dim=1)
-    unit_a, unit_b = a / long_a.clamp(min=1e-30)[:, None], b / long_b.clamp(min=1e-30)[:, None]
-    direction = torch.randn(a.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    key_a, key_b = unit_a @ direction, unit_b @ direction
-    order = key_a.argsort()
-    at = torch.searchsorted(key_a[order], key_b)
-    for shift in (0, -1, 1):
-        candidate = order[(at + shift).clamp(0, len(order) - 1)]
-        same = (unit_a[candidate] - unit_b).abs().amax(1) < 2e-6
-        fresh = same & (index < 0)
-        index = torch.where(fresh, candidate, index)
-    found = index >= 0
-    scale[found] = long_b[found] / long_a[index[found]].clamp(min=1e-30)
-    scale[(scale - 1).abs() < 2e-6] = 1.0
-    return Rows(index, scale)
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    if torch.equal(a, b):
-        return True
-    return bool((a - b).abs().max() <= 1e-6 * a.abs().max().clamp(min=1e-30))
-
-
-def rows_of(parts: list[Part]) -> tuple[Tensor, Tensor]:
-    """The rows and biases of some parts, one below the other."""
-    weights = [_taken(p.linear.weight, p.columns) for p in parts]
-    kept = [w for w in weights if w.shape[1] == weights[0].shape[1]]
-    biases = [_taken(p.linear.bias, p.columns) for p in parts][: len(kept)]
-    if len(kept) == 1:
-        return kept[0], biases[0]
-    return torch.cat(kept), torch.cat(biases)
-
-
-def _taken(value: Tensor, rows: Tensor) -> Tensor:
-    """Some rows, without a copy where they lie one after the other."""
-    first, last = int(rows[0]), int(rows[-1])
-    if last - first + 1 == len(rows) and bool((rows.diff() == 1).all()):
-        return value[first : last + 1]
-    return value[rows]
-
-
-def whole(linears: list[Linear]) -> list[Part]:
-    """All columns of some linear maps."""
-    return [Part(linear, torch.arange(linear.weight.shape[0])) for linear in linears]
-
-
 def values_of(model: Model, parts: list[Part]) -> Tensor | None:
     """The results of some parts side by side, ``[B, T, columns]``."""
     found: list[Tensor] = []
@@ -299,17 +237,4 @@ def filled(model: Model, parts: list[Part], value: Tensor, given: dict[int, Tens
         at += width
 
 
-__all__ = [
-    "Inner",
-    "Key",
-    "Linear",
-    "Model",
-    "Part",
-    "Rows",
-    "Site",
-    "filled",
-    "match_rows",
-    "rows_of",
-    "values_of",
-    "whole",
-]
+__all__ = ["Inner", "Key", "Linear", "Model", "Part", "Site", "filled", "values_of"]

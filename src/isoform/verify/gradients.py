@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from isoform.verify.align import Model, match_rows
+from isoform.verify.align import Model
 from isoform.verify.comparison import Row
 from isoform.verify.derivatives import derivatives
 from isoform.verify.points import alike
+from isoform.verify.rows import match_rows
 from isoform.verify.subject import Inputs, Subject, main_tensor, mode
 
 

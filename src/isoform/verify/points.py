@@ -6,7 +6,8 @@ import dataclasses
 
 from torch import Tensor
 
-from isoform.verify.align import Model, Part, match_rows, whole
+from isoform.verify.align import Model, Part
+from isoform.verify.rows import match_rows, whole
 
 
 @dataclasses.dataclass(eq=False)

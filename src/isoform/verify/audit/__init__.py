@@ -10,24 +10,19 @@ from torch import nn
 from isoform.errors import ConfigError, IsoformError, did_you_mean
 from isoform.verify.audit.cached import Step, check_cache
 from isoform.verify.audit.causality import Promise, check_causality
+from isoform.verify.audit.finite import check_masked_rows, check_normalisation
 from isoform.verify.audit.isolation import (
     check_batch_independence,
-    check_cross_padding,
     check_documents,
-    check_padding,
     check_prefix,
     check_window,
 )
 from isoform.verify.audit.losses import check_loss_average, check_loss_shift
-from isoform.verify.audit.modes import (
-    check_eval_determinism,
-    check_masked_rows,
-    check_normalisation,
-    check_paths,
-    check_train_dropout,
-)
+from isoform.verify.audit.modes import check_eval_determinism, check_train_dropout
+from isoform.verify.audit.padding import check_cross_padding, check_padding
+from isoform.verify.audit.paths import check_paths
 from isoform.verify.audit.protocol import check_decode_protocol
-from isoform.verify.audit.report import NAMES, AuditReport, Check
+from isoform.verify.audit.report import NAMES, AuditReport, Check, one_line
 from isoform.verify.audit.weights import check_reload, check_ties
 from isoform.verify.noise import in_double
 from isoform.verify.subject import Inputs, Subject, mode
@@ -100,4 +95,4 @@ def _run(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except (IsoformError, RuntimeError, ValueError, TypeError, IndexError) as error:
-        return Check(name, None, f"it could not be run on this model: {' '.join(str(error).split())[:160]}")
+        return Check(name, None, f"it could not be run on this model: {one_line(error)}")

@@ -85,3 +85,8 @@ class AuditReport:
             for c in self.checks
         )
         return f"<table><caption>Audit of {escape(self.subject)}</caption>{rows}</table>"
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())[:160]

@@ -9,14 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Part, Rows, Site, values_of
+from isoform.verify.align import Part, Site, values_of
 from isoform.verify.diagnose.case import Case, profile
 from isoform.verify.diagnose.cores import Core, allowed, paired_heads
 from isoform.verify.diagnose.masks import explain_bias, explain_mask
-from isoform.verify.diagnose.mixing import explain_mix
+from isoform.verify.diagnose.mixing import explain_mix, explain_order
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.scores import explain_scores
 from isoform.verify.diagnose.sites import over_keys
+from isoform.verify.rows import Rows
 
 
 def check(case: Case, a: Site, b: Site) -> None:
@@ -47,7 +48,7 @@ def check(case: Case, a: Site, b: Site) -> None:
         return
     count = len(case.raw)
     _explain(case, place, core_a, core_b, role)
-    if len(case.raw) == count:
+    if len(case.raw) == count and not explain_order(case, place, ours, theirs, b.out.read):
         case.add(
             "unexplained",
             place,

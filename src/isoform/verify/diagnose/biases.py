@@ -107,7 +107,7 @@ def output_bias(model: Model, linear: Linear) -> tuple[Tensor, bool]:
 def summed(model: Model, linear: Linear) -> tuple[int | None, list[Linear]]:
     """The sum of the stream that a map goes into, and all maps that do, in order."""
     by_out = model.structure.by_out
-    for state in model.structure.states:
+    for state in reversed(model.structure.sums):  # the last one goes on; others are read by a norm alone
         terms = {t for arg in model.graph.live_args(state) for t in model.structure.tops(arg)}
         if linear.out in terms:
             return state, [by_out[t] for t in sorted(terms) if t in by_out]

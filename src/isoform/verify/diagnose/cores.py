@@ -11,6 +11,7 @@ from isoform.verify.align import Model, Site, filled
 from isoform.verify.derivatives import derivatives
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.report import Place
+from isoform.verify.rows import Rows
 
 FORBIDDEN = 5e3
 """Scores this far below the largest of their row are masked."""
@@ -129,7 +130,34 @@ def paired_heads(case: Case, place: Place, a: Core, b: Core) -> Tensor:
             )
             return same
         found.append(sets.index(wanted))
+    others = [_paired(case, a, b, which) for which in ("k", "v")]
+    if others[0] is not None and others[0] == others[1] != found:  # the queries alone are another head's
+        words = "gives the first head query channels ", "gives it "
+        channels = _few(of_a[others[0][0]]), _few([int(rows.index[c]) for c in of_b[0]])
+        case.add("qkv-packing", place, words[0] + channels[0], words[1] + channels[1], b.site.query)
+        index = rows.index.clone()
+        for own, head in zip(of_b, others[0], strict=True):
+            index[own] = torch.tensor(of_a[head])
+        case.rows[("site", b.site.index, "q")] = Rows(index, torch.ones(len(index), dtype=torch.float64))
+        b.inputs["q"] = a.inputs["q"][..., index]
+        return torch.tensor(others[0])
     return torch.tensor(found)
+
+
+def _paired(case: Case, a: Core, b: Core, which: str) -> list[int] | None:
+    """For each head of B the head of A with the same key or value rows; None where heads share them."""
+    rows, of_a, of_b = (
+        case.rows.get(("site", b.site.index, which)),
+        columns_of(a, which),
+        columns_of(b, which),
+    )
+    if rows is None or of_a is None or of_b is None or len(of_b) != b.heads:
+        return None
+    sets = [frozenset(s) for s in of_a]
+    wanted = [frozenset(int(rows.index[c]) for c in columns) for columns in of_b]
+    if len(set(sets)) < len(sets) or any(w not in sets for w in wanted):
+        return None
+    return [sets.index(w) for w in wanted]
 
 
 def _few(columns: list[int]) -> str:

@@ -23,9 +23,12 @@ def check(case: Case) -> None:
     if value is None or own is None or value.shape != own.shape:
         return
     place = case.place("result", a.graph.output, b.graph.output)
-    width = value.shape[-1]
+    width, rows = value.shape[-1], case.rows.get(("other", lb.node))
+    factor = 1.0  # the same head, times a number
+    if rows is not None and rows.scaled and float(rows.scale.std()) < 1e-6 * float(rows.scale.mean()):
+        factor = float(rows.scale.mean())
     ours = a.graph.canonical(a.graph.values[a.graph.output], width, a.graph.output)
-    theirs = b.graph.evaluate(b.graph.output, {top_b: b.graph.shaped(value, top_b, width)})
+    theirs = b.graph.evaluate(b.graph.output, {top_b: b.graph.shaped(value * factor, top_b, width)})
     found = b.graph.canonical(theirs, width, b.graph.output)
     if ours is None or found is None or ours.shape != found.shape:
         return
@@ -45,7 +48,7 @@ def check(case: Case) -> None:
             relative_difference=difference,
         )
         return
-    words_a, words_b = _describe(value, ours), _describe(value, found)
+    words_a, words_b = _describe(value, ours), _describe(value, found, factor)
     shift = _shift(value, found) if words_b is None else _shift(value, ours) if words_a is None else None
     if shift is not None and (words_a or words_b):
         words = {True: "adds no further vector to the logits", False: "adds one"}
@@ -72,13 +75,13 @@ def _head(case: Case, first: bool) -> int | None:
     return tops[0] if len(tops) == 1 and tops[0] in model.structure.by_out else None
 
 
-def _describe(x: Tensor, y: Tensor) -> str | None:
+def _describe(x: Tensor, y: Tensor, factor: float = 1.0) -> str | None:
     if gap(x, y) < 1e-9:
         return "gives the logits as they are"
     ratio = float((x * y).sum() / x.square().sum())
     if gap(x * ratio, y) < 1e-6:
         return f"multiplies the logits by {ratio:.6g}"
-    for before in (1.0, 0.5, 2.0):
+    for before in (factor, 1.0, 0.5, 2.0):
         low, high = 1e-3, 1e4
         top = int(x.abs().argmax())
         p, q = float(x.reshape(-1)[top].abs()) * before, float(y.reshape(-1)[top].abs())

@@ -2,67 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from isoform.verify.align import Inner, Model, Rows, filled, values_of, whole
+from isoform.verify.align import Inner, filled, values_of
+from isoform.verify.diagnose.bodies import CLOSE, Body, expert_function, identify_body, told
 from isoform.verify.diagnose.case import Case, profile
 from isoform.verify.diagnose.norms import norm_differs
 from isoform.verify.diagnose.report import Place
-from isoform.verify.diagnose.routers import EXPERTS
-from isoform.verify.diagnose.unary import Step, gap, identify
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu (tanh)": lambda x: F.gelu(x, approximate="tanh"),
-    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": F.silu,
-    "relu²": lambda x: F.relu(x).square(),
-    "relu6": F.relu6,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "elu": F.elu,
-    "selu": F.selu,
-    "celu": F.celu,
-    "leaky relu": F.leaky_relu,
-    "softplus": F.softplus,
-    "mish": F.mish,
-    "hardswish": F.hardswish,
-    "hard sigmoid": F.hardsigmoid,
-    "softsign": F.softsign,
-    "laplace": lambda x: 0.5 * (1 + torch.erf((x - 0.707107) / (0.282095 * 2**0.5))),
-    "gelu·10": lambda x: F.gelu(x).clamp(-10, 10),
-}
-CLOSE = 1e-6
-LARGE = 300.0
-Run = Callable[[Tensor, int, int], Tensor]
-"""What a node, of so many features, is for what the maps in front give."""
-
-
-@dataclasses.dataclass(eq=False)
-class Body:
-    """What a feed-forward network does between its maps.
-
-    Args:
-        form: "pointwise", "gated", "product" (the activation of a product), "other".
-        activation: its name, None where it is none that is known.
-        gate: columns that go through the activation; the others are the content.
-        after: a norm after the activation.
-        shift: what is added in front of the activation, ``[columns]``.
-    """
-
-    form: str
-    activation: str | None = None
-    gate: Tensor | None = None
-    after: Step | None = None
-    shift: Tensor | None = None
+from isoform.verify.diagnose.unary import gap
+from isoform.verify.rows import Rows, whole
 
 
 def check(case: Case, a: Inner, b: Inner) -> None:
@@ -103,7 +54,7 @@ def _explain(
     if "other" not in (a.form, b.form):
         _compare(case, place, a, b, rows, order)
     if len(case.raw) == count:
-        case.add("unexplained", place, _told(a), _told(b), order, **evidence)
+        case.add("unexplained", place, told(a), told(b), order, **evidence)
 
 
 def _far(case: Case, a: Inner, b: Inner, rows: Rows | None, columns: Rows | None) -> bool:
@@ -150,143 +101,11 @@ def check_expert(case: Case, a: Inner, b: Inner) -> None:
     _explain(case, place, identify_body(case.a, a), identify_body(case.b, b), rows, b.out.node)
 
 
-def expert_function(model: Model, inner: Inner) -> Run:
-    """An expert between its maps as a function of ``[1, tokens, features]``, whatever tokens these are."""
-
-    def run(x: Tensor, target: int, features: int) -> Tensor:
-        given: dict[int, Tensor] = {}
-        at = 0
-        for linear in inner.sources:
-            size = linear.weight.shape[0]
-            given[linear.out] = x[..., at : at + size].reshape(model.graph.values[linear.out].shape)
-            at += size
-        return model.graph.evaluate(target, given).reshape(1, -1, features)
-
-    return run
-
-
-def body_function(model: Model, inner: Inner) -> tuple[Run, torch.Size] | None:
-    """A feed-forward network between its maps, and the shape of what it takes; None: no clear layout."""
-    parts = whole(inner.sources)
-    if inner.index >= EXPERTS:
-        size = sum(s.weight.shape[0] for s in inner.sources)
-        tokens = model.graph.values[inner.sources[0].out].numel() // inner.sources[0].weight.shape[0]
-        return expert_function(model, inner), torch.Size((1, tokens, size))
-    value = values_of(model, parts)
-    if value is None:
-        return None
-
-    def run(x: Tensor, target: int, features: int) -> Tensor:
-        given: dict[int, Tensor] = {}
-        filled(model, parts, x, given)
-        found = model.graph.canonical(model.graph.evaluate(target, given), features, target)
-        return x.new_full((*x.shape[:2], features), float("nan")) if found is None else found
-
-    return run, value.shape
-
-
-def identify_body(model: Model, inner: Inner) -> Body:
-    """Ask a feed-forward network what it does, on numbers made for the purpose."""
-    width = inner.out.weight.shape[1]
-    found = body_function(model, inner)
-    if found is None:
-        return Body("other")
-    raw, shape = found
-
-    def run(x: Tensor, target: int = inner.out.read, features: int = width) -> Tensor:
-        return raw(x, target, features)
-
-    generator = torch.Generator().manual_seed(5)
-    x = 2.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    y = run(x)
-    if float((y - y.flatten(0, 1)[0]).abs().max()) == 0:
-        return Body("other")  # whatever comes in
-    if shape[-1] == width:
-        name = _named(x, y)
-        if name is not None:
-            return Body("pointwise", name)
-        shift = (run(x + LARGE) - x - LARGE).flatten(0, 1).mean(0)  # most activations end in a straight line
-        name = _named(x + shift, y) if float(shift.abs().max()) < LARGE / 10 else None
-        if name is not None:
-            return Body("pointwise", name, shift=shift)
-        if _local(run, x, y, [0]):
-            return Body("pointwise", None)
-        return _with_norm(model, inner, run, x)
-    if shape[-1] == 2 * width:
-        half = torch.arange(width)
-        layouts = [
-            (half, half + width),
-            (half + width, half),
-            (2 * half, 2 * half + 1),
-            (2 * half + 1, 2 * half),
-        ]
-        for gate, content in layouts:
-            name = _named(x[..., gate], y / x[..., content])
-            if name is not None and name != "identity":
-                return Body("gated", name, gate)
-            name = _named(x[..., gate], y / (x[..., content] + 1))
-            if name is not None and name != "identity":
-                return Body("gated", f"{name}, content + 1", gate)
-        for first, second in (layouts[0], layouts[2]):
-            name = _named(x[..., first] * x[..., second], y)
-            if name is not None:
-                return Body("product", name, first)
-        for gate, content in layouts:
-            ratio = y / x[..., content]
-            again = x.clone()
-            again[..., content] *= 0.5
-            mine = [int(gate[0]), int(content[0])]
-            if gap(run(again) / again[..., content], ratio) < CLOSE and _local(run, x, y, mine):
-                return Body("gated", None, gate)
-    return Body("other")
-
-
-def _local(run: Callable[..., Tensor], x: Tensor, y: Tensor, columns: list[int]) -> bool:
-    """Whether the first output alone depends on these columns, and on nothing else."""
-    inside, outside = x.clone(), 0.5 * x
-    inside[..., columns] *= 0.5
-    outside[..., columns] = x[..., columns]
-    if gap(run(inside)[..., 1:], y[..., 1:]) > CLOSE or gap(run(outside)[..., :1], y[..., :1]) > CLOSE:
-        return False
-    later = x.clone()
-    later[:, :-1] *= 0.5
-    return x.shape[1] < 2 or gap(run(later)[:, -1], y[:, -1]) < CLOSE
-
-
-def _with_norm(model: Model, inner: Inner, run: Callable[..., Tensor], x: Tensor) -> Body:
-    """An activation and then a norm, as in front of a masked-language-model head."""
-    for middle in model.structure.chain(inner.out.read)[1:]:
-        if model.graph.values[middle].shape[-1] != x.shape[-1] or middle in model.structure.by_out:
-            continue
-        name = _named(x, run(x, middle, x.shape[-1]))
-        if name is None:
-            continue
-
-        def tail(z: Tensor, middle: int = middle) -> Tensor:
-            shaped = model.graph.shaped(z, middle, z.shape[-1])
-            out = model.graph.evaluate(inner.out.read, {middle: shaped})
-            found = model.graph.canonical(out, z.shape[-1], inner.out.read)
-            assert found is not None
-            return found
-
-        step = identify(tail, x.shape)
-        if step.kind != "other" and not step.identity:
-            return Body("pointwise", name, None, step)
-    return Body("other")
-
-
-def _named(x: Tensor, y: Tensor) -> str | None:
-    # A few channels tell the activation; all of them confirm it.
-    few = [(gap(f(x[..., :16]), y[..., :16]), name) for name, f in ACTIVATIONS.items()]
-    error, name = min(few)
-    return name if error < CLOSE and gap(ACTIVATIONS[name](x), y) < CLOSE else None
-
-
 def _compare(case: Case, place: Place, a: Body, b: Body, rows: Rows | None, order: int) -> None:
     add = lambda kind, x, y: case.add(kind, place, x, y, order)  # noqa: E731
     if a.form != b.form:
         if {a.form, b.form} == {"gated", "product"}:
-            add("gate-order", _told(a), _told(b))
+            add("gate-order", told(a), told(b))
         return
     if a.form == "gated" and a.gate is not None and b.gate is not None:
         mine = set(a.gate.tolist())
@@ -309,7 +128,7 @@ def _compare(case: Case, place: Place, a: Body, b: Body, rows: Rows | None, orde
             f"applies {b.activation or 'an activation of its own'}",
         )
     if (a.after is None) != (b.after is None):
-        add("norm-missing", _told(a), _told(b))
+        add("norm-missing", told(a), told(b))
     elif a.after is not None and b.after is not None:
         norm_differs(case, place, order, a.after, b.after)
 
@@ -318,16 +137,3 @@ def _same_shift(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return gap(a, b) < CLOSE
-
-
-def _told(body: Body) -> str:
-    if body.form == "other":
-        return "does something of its own between the two maps"
-    name = body.activation or "an activation of its own"
-    after = f", then {body.after}" if body.after is not None else ""
-    form = {
-        "pointwise": "applies {}",
-        "gated": "multiplies {} of the gate with the content",
-        "product": "applies {} to the product of gate and content",
-    }
-    return form[body.form].format(name) + after

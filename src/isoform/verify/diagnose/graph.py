@@ -1,8 +1,4 @@
-"""A recording as a graph that can be run again in float64, with other values put in anywhere.
-
-Roundings that the code asks for (a norm in float32 inside a bfloat16 model) are left out of the second run:
-two functions are compared, and their precision apart.
-"""
+"""A recording as a graph that can be run again in float64, with other values put in anywhere."""
 
 from __future__ import annotations
 
@@ -13,33 +9,9 @@ import torch
 from torch import Tensor
 
 from isoform.errors import DataError
+from isoform.verify.diagnose.liveness import classify
+from isoform.verify.diagnose.rerun import run_again, wide
 from isoform.verify.record import Node, Recording, Ref
-
-VIEWS = frozenset(
-    (
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "unsqueeze",
-        "squeeze",
-        "alias",
-        "clone",
-        "contiguous",
-        "detach",
-        "_to_copy",
-        "lift_fresh",
-    )
-)
-"""Operators that keep the order of the elements."""
-
-_LOOKUPS = ("embedding", "index", "index_select")
-_SHAPES = frozenset(
-    ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
-)
-"""Operators that take no more than the shape of their argument."""
-
-_COUNTING = frozenset(("cumsum", "arange"))
 
 
 class Graph:
@@ -89,8 +61,7 @@ class Graph:
         for node in () if native else self.nodes:
             useful = node.number in self.useful
             self.values.append(self._run(node, {}) if useful else node.value)
-        self.entries: list[int] = []
-        self.live, self.static = self._classify()
+        self.live, self.static, self.entries = classify(recording, self.useful)
         self._live_args = [[n for n in args if self.live[n]] for args in self._args]
         self.users: dict[int, list[int]] = {n: [] for n in self.useful}
         for number in sorted(self.useful):
@@ -263,34 +234,17 @@ class Graph:
         """Module path and source line of a node."""
         return self.nodes[number].module, self.nodes[number].source
 
-    def _classify(self) -> tuple[list[bool], list[bool]]:
-        contents = set(self.recording.contents.values())
-        static: list[bool] = []
-        counting: list[bool] = []
-        from_ids: list[bool] = []
-        live: list[bool] = []
-        for node in self.nodes:
-            refs = list(node.refs())
-            inner = [int(r.name) for r in refs if r.kind == "node"]
-            static.append(all(r.kind != "input" for r in refs) and all(static[n] for n in inner))
-            counting.append(node.op in _COUNTING or any(counting[n] for n in inner))
-            if node.op in _SHAPES:  # only the shape of the content counts
-                from_ids.append(False)
-                live.append(False)
-                continue
-            touched = any(r.kind == "input" and r.name in contents for r in refs)
-            from_ids.append(touched or any(from_ids[n] for n in inner))
-            # Rotations are often products of complex numbers.
-            if any(live[n] for n in inner) and (node.value.is_floating_point() or node.value.is_complex()):
-                live.append(True)
-                continue
-            entry = touched and node.value.is_floating_point() and node.value.dim() >= 3
-            if node.op in (*_LOOKUPS, "mm", "bmm") and node.value.is_floating_point() and from_ids[-1]:
-                entry = entry or not counting[-1]
-            if entry and node.number in self.useful:
-                self.entries.append(node.number)
-            live.append(entry)
-        return live, static
+    def _run(
+        self, node: Node, done: Mapping[int, Tensor], parameters: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        def value(ref: Ref) -> Tensor:
+            if ref.kind == "node" and int(ref.name) in done:
+                return done[int(ref.name)]
+            if parameters and ref.kind == "parameter" and ref.name in parameters:
+                return parameters[str(ref.name)]
+            return self.value(ref)
+
+        return run_again(node, value, native=self.native)
 
     def ancestors(self, targets: Sequence[int], stops: set[int] | None = None) -> set[int]:
         """Nodes that targets are made of, themselves included; nothing behind ``stops``."""
@@ -304,52 +258,6 @@ class Graph:
             if stops is None or number not in stops:
                 stack += self.args(number)
         return seen
-
-    def _run(
-        self, node: Node, done: Mapping[int, Tensor], parameters: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
-        if node.call is None:
-            raise DataError("this recording holds no operators that could be run again")
-
-        def live(value: Any) -> Any:
-            if isinstance(value, Ref):
-                if value.kind == "node" and int(value.name) in done:
-                    return done[int(value.name)]
-                if parameters and value.kind == "parameter" and value.name in parameters:
-                    return parameters[str(value.name)]
-                return self.value(value)
-            if isinstance(value, list):
-                return [live(item) for item in value]
-            if isinstance(value, torch.dtype) and not self.native:
-                return _widest(value)
-            return value
-
-        args = [live(a) for a in node.args]
-        kwargs = {k: live(v) for k, v in node.kwargs.items() if k != "output"}
-        if node.inplace and args:
-            args[0] = args[0].clone()
-        if node.op == "_softmax" and not self.native:
-            args[2] = False
-        if node.op == "scalar_tensor" and not self.native:
-            kwargs.setdefault("dtype", torch.float64)
-        if node.op in ("view", "_unsafe_view") and isinstance(args[1], list):
-            out = args[0].reshape(args[1])  # values that were put in may lie in memory in another order
-        else:
-            out = node.call(*args, **kwargs)
-        if isinstance(out, tuple | list):
-            out = [o for o in out if isinstance(o, Tensor)][node.kwargs.get("output", 0)]
-        return out if self.native else wide(out)
-
-
-def wide(value: Tensor) -> Tensor:
-    """Floating-point values in float64, complex ones likewise, others as they are."""
-    return value.to(_widest(value.dtype))
-
-
-def _widest(dtype: torch.dtype) -> torch.dtype:
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _product(sizes: Sequence[int]) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from isoform.verify.diagnose.graph import VIEWS, Graph
+from isoform.verify.diagnose.graph import Graph
 from isoform.verify.diagnose.parts import Linear
+from isoform.verify.diagnose.rerun import VIEWS
 
 
 def find_linears(graph: Graph) -> list[Linear]:

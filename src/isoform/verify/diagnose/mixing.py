@@ -55,18 +55,22 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     if clean_a != clean_b:
         right, wrong = "puts the heads of a position side by side", "mixes positions when it merges heads"
         case.add("head-merge", place, right if clean_a else wrong, right if clean_b else wrong, out_b.read)
-    elif gap(ours.sort(-1).values, theirs.sort(-1).values) < 1e-6:
-        case.add(
-            "head-merge",
-            place,
-            "merges heads in one order of channels",
-            "merges them in another",
-            out_b.read,
-        )
-    else:
+    elif not explain_order(case, place, ours, theirs, out_b.read):
         case.add(
             "unexplained", place, "hands the context on in one way", "hands it on in another", out_b.read
         )
+
+
+def explain_order(case: Case, place: Place, ours: Tensor, theirs: Tensor, order: int) -> bool:
+    """Whether the same numbers are handed on in another order: of channels, or of positions too."""
+    add = lambda a, b: case.add("head-merge", place, a, b, order)  # noqa: E731
+    if gap(ours.sort(-1).values, theirs.sort(-1).values) < 1e-6:
+        add("merges heads in one order of channels", "merges them in another")
+        return True
+    if gap(ours.flatten(1).sort(-1).values, theirs.flatten(1).sort(-1).values) < 1e-6:
+        add("puts the heads of a position side by side", "mixes positions when it merges heads")
+        return True
+    return False
 
 
 def _values(case: Case, place: Place, a: Core, b: Core, ours: Tensor, role: str) -> None:

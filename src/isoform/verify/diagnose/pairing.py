@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Inner, Model, Site, match_rows, rows_of, whole
+from isoform.verify.align import Inner, Key, Model, Site
+from isoform.verify.rows import match_rows, rows_of, whole
 
 SHARE = 0.3
 """Share of rows that two parts have in common if they are the same part, also where one has a fault."""
@@ -38,6 +39,59 @@ def pair(a: Model, b: Model) -> None:
             if site.out is not None and _columns(inner.out.weight, site.out.weight):
                 unlike.setdefault(site.out.out, ("inner", inner.index))
     b.rename(unlike)
+    _demote(a, b)
+    _demote(b, a)
+    _realign(a, b)
+
+
+def _demote(model: Model, other: Model) -> None:
+    """Where a residual sum is lost, the next map looks like the second one of a feed-forward network."""
+    structure = other.structure
+    ends = {inner.out for inner in structure.inners} | {site.out for site in structure.sites}
+    maps = [linear for linear in structure.linears if linear not in ends]
+    found = [
+        inner
+        for inner in alone(model.structure.inners, structure.inners)
+        if any(_rows(linear.weight, inner.out.weight) for linear in maps)
+    ]
+    for inner in found:
+        model.structure.demote(inner)
+    if found:
+        model.rename({})
+
+
+def _realign(a: Model, b: Model) -> None:
+    """Sums that hold other contributions in the two models correspond by the last one that is added.
+
+    So a contribution that is lost, or one too many, doesn't keep what comes after it from being compared:
+    each part is fed with the other model's values.
+    """
+    for node in [n for n in b.structure.states if b.state_key(n) not in a.states]:
+        if b.state_key(node) in a.states:
+            continue
+        last = _last(b, node)
+        same = (k for k, n in a.states.items() if n in a.structure.states and _last(a, n) == last)
+        found = next((k for k in same if k not in b.states), None)
+        if last is not None and found is not None:
+            b.alias(node, found)
+    for one, two in ((a, b), (b, a)):
+        for key, node in list(one.states.items()):
+            if key in two.states or node not in one.structure.sums:
+                continue
+            out = two.sources_at(_last(one, node))
+            if out is not None and any(
+                two.structure.tops(n) == [out] for n, _ in two.structure.reads.values()
+            ):
+                two.alias(out, key)
+
+
+def _last(model: Model, state: int) -> Key | None:
+    """The latest contribution of a sum, among those it adds itself."""
+    if state in model.structure.by_out:
+        return None
+    tops = {t for arg in model.graph.live_args(state) for t in model.structure.tops(arg)}
+    own = [t for t in tops if t in model.sources and t not in model.structure.entries]
+    return model.sources[max(own)] if own else None
 
 
 def pairs(a: Sequence[PartOf], b: Sequence[PartOf]) -> list[tuple[PartOf, PartOf]]:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from isoform.verify.align import Key, Model
 from isoform.verify.diagnose.case import Case
-from isoform.verify.diagnose.graph import VIEWS
 from isoform.verify.diagnose.parts import Router
+from isoform.verify.diagnose.rerun import VIEWS
 from isoform.verify.diagnose.unary import gap
 
 CERTAIN = 60.0

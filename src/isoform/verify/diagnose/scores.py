@@ -35,18 +35,23 @@ def explain_scores(
     if gap(one, two) <= case.tolerance:
         return
     normed_a, normed_b = _normed(scores, a, base_a), _normed(scores, b, base_b)
-    small_a, small_b = (scores(c, base, q=SMALL) / SMALL for c, base in ((a, base_a), (b, base_b)))
-    small_a = small_a[:, heads]
-    if normed_a or normed_b:
-        small_a, small_b = one, two
-    cap_a, cap_b = (
-        None if n else _cap(x, s) for n, x, s in ((normed_a, one, small_a), (normed_b, two, small_b))
-    )
-    if not normed_a and not normed_b and (cap_a or cap_b) and not _same_cap(cap_a, cap_b):
+
+    def small(core: Core, base: Tensor, normed: bool) -> Tensor:
+        """Scores too small for a cap; normalised queries are made small behind their norm."""
+        if not normed:
+            return scores(core, base, q=SMALL) / SMALL
+        given = core.given()
+        query = SMALL * core.model.graph.evaluate(core.site.query, given)
+        value = core.logits({**given, core.site.query: query})
+        return torch.where(both, torch.where(value.isfinite(), value, 0.0) - base, 0.0) / SMALL
+
+    small_a, small_b = small(a, base_a, normed_a)[:, heads], small(b, base_b, normed_b)
+    cap_a, cap_b = _cap(one, small_a), _cap(two, small_b)
+    if (cap_a or cap_b) and not _same_cap(cap_a, cap_b):
         add("softcap", _capped(cap_a), _capped(cap_b), reference=cap_a, candidate=cap_b)
         if gap(small_a, small_b) <= case.tolerance * 10:
             return
-    elif gap(small_a, small_b) <= case.tolerance * 10 and not (normed_a or normed_b):
+    elif gap(small_a, small_b) <= case.tolerance * 10:
         add("unexplained", "bends large scores in one way", "bends them in another")
         return
     groups = shared_heads(case, a, b, "k")

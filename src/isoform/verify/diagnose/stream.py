@@ -8,9 +8,9 @@ from isoform.verify.align import Key
 from isoform.verify.diagnose import routing
 from isoform.verify.diagnose.biases import in_sum
 from isoform.verify.diagnose.case import Case
-from isoform.verify.diagnose.unary import CLOSE, gap
+from isoform.verify.diagnose.unary import CLOSE, function, gap
 from isoform.verify.diagnose.wires import explain_small, explain_wires
-from isoform.verify.diagnose.wiring import Wire, explain_wiring, reading, tops
+from isoform.verify.diagnose.wiring import Wire, explain_wiring, matched, reading, tops
 
 EXACT = 1e-12
 """Differences above this are more than another order of summation in float64."""
@@ -38,14 +38,13 @@ def check(case: Case) -> None:
 
 def _same_trunks(case: Case) -> None:
     """What is done to a sum once belongs to its readers where it has several of them in one model only."""
-    a, b = case.a, case.b
-    if set(a.states) == set(b.states):
-        return
-    for key, node_b in b.states.items():
-        node_a = a.states.get(key)
-        trunks = a.structure.trunk, b.structure.trunk
-        if node_a is not None and (trunks[0].get(node_a) == node_a) != (trunks[1].get(node_b) == node_b):
-            trunks[0][node_a], trunks[1][node_b] = node_a, node_b
+    a, b = case.a.structure, case.b.structure
+    for key, node_b in case.b.states.items():
+        node_a = case.a.states.get(key)
+        if node_a is None or (a.readers.get(node_a, 0) < 2) == (b.readers.get(node_b, 0) < 2):
+            continue
+        if (a.trunk.get(node_a) == node_a) != (b.trunk.get(node_b) == node_b):
+            a.trunk[node_a], b.trunk[node_b] = node_a, node_b
 
 
 def check_small(case: Case) -> None:
@@ -67,6 +66,8 @@ def _trunk(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
     value_a, out_a = a.of_node(na), a.of_node(ta)
     if value_a is None or out_a is None:
         return []
+    if na in a.structure.by_out or nb in b.structure.by_out:
+        return _bare(case, key, (na, ta), (nb, tb))
     if nb in b.structure.entries:
         _entry(case, na, nb)
         own = b.of_node(nb)
@@ -77,6 +78,24 @@ def _trunk(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
     if case.checked[-1][2] > EXACT:
         case.small.append(wire)
     return []
+
+
+def _bare(case: Case, key: Key, ends_a: tuple[int, int], ends_b: tuple[int, int]) -> list[tuple[Wire, Wire]]:
+    """From a map's result to where it is read, in one model through a sum with nothing else in it."""
+    wires: list[Wire] = []
+    runs: list[Tensor] = []
+    for model, (state, end) in ((case.a, ends_a), (case.b, ends_b)):
+        terms = tops(model, state)
+        last = max(terms.values())
+        held = tuple(n for n in terms.values() if n != last)
+        wires.append(Wire((*key, "trunk"), "trunk", last, end, held))
+        value = case.a.of_node(max(tops(case.a, ends_a[0]).values()))
+        found = None if value is None else function(model, last, end, value.shape[-1], held)
+        if value is None or found is None:
+            return []
+        runs.append(found(value))
+    same = gap(runs[0], runs[1]) <= case.tolerance
+    return [] if same else [(wires[0], wires[1])]
 
 
 def _entry(case: Case, na: int, nb: int) -> None:
@@ -117,16 +136,17 @@ def _shifted_ids(a: Tensor, b: Tensor) -> int:
 
 def _sum(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
     a, b = case.a, case.b
-    if nb in b.structure.entries or na in a.structure.entries:
+    if nb not in b.structure.sums or na not in a.structure.sums:
         return []
-    tops_a, tops_b = tops(a, na), tops(b, nb)
-    if set(tops_a) != set(tops_b):
+    terms = matched(a, b, tops(a, na), tops(b, nb))
+    if terms is None:
         return []
+    tops_a, tops_b = {n: x for n, x, _ in terms}, {n: y for n, _, y in terms}
     given: dict[int, Tensor] = {}
-    for name, node in tops_b.items():
-        value = a.of_node(tops_a[name])
+    for _, one, two in terms:
+        value = a.of_node(one)
         if value is not None:
-            given[node] = value
+            given[two] = value
     out = a.of_node(na)
     if out is None or _same(case, nb, given, out, "sum", shifts=(in_sum(a, na), in_sum(b, nb))):
         return []
@@ -144,19 +164,19 @@ def _sum(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
 
 def _read(case: Case, key: Key, ra: int, rb: int) -> list[tuple[Wire, Wire]]:
     a, b = case.a, case.b
-    tops_a, tops_b = reading(a, ra), reading(b, rb)
+    terms = matched(a, b, reading(a, ra), reading(b, rb))
     value = a.of_node(ra)
-    if set(tops_a) != set(tops_b) or value is None:
+    if terms is None or value is None:
         return []
     given: dict[int, Tensor] = {}
-    for name, node in tops_b.items():
-        found = a.of_node(tops_a[name])
+    for _, one, two in terms:
+        found = a.of_node(one)
         if found is None:
             return []
-        given[node] = found
+        given[two] = found
     wires = [
-        (Wire((*key, "read"), "read", tops_a[n], ra), Wire((*key, "read"), "read", tops_b[n], rb))
-        for n in tops_b
+        (Wire((*key, "read"), "read", one, ra), Wire((*key, "read"), "read", two, rb))
+        for _, one, two in terms
     ]
     if not _same(case, rb, given, value, "read"):
         return wires

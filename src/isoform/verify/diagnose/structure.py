@@ -7,9 +7,10 @@ outputs are added to what was there before.
 
 from __future__ import annotations
 
-from isoform.verify.diagnose.graph import VIEWS, Graph
+from isoform.verify.diagnose.graph import Graph
 from isoform.verify.diagnose.linears import find_linears
 from isoform.verify.diagnose.parts import Inner, Linear
+from isoform.verify.diagnose.rerun import VIEWS
 from isoform.verify.diagnose.routers import expert_networks, find_routers
 from isoform.verify.diagnose.sites import find_sites
 
@@ -30,6 +31,7 @@ class Structure:
         routers: choices of experts. The experts' own maps are not among `linears`: which tokens they read is
             decided anew in every run.
         trunk: for each entry or state the node through which everything that reads it goes.
+        readers: for each of these how many read it.
         top: for each node the entry, state or linear result it is a function of alone; ROOT: of several.
     """
 
@@ -82,6 +84,22 @@ class Structure:
         if node in self.cut:
             return [node]
         return self.graph.sources(node, self.cut)
+
+    def adopt(self, node: int) -> None:
+        """Take a map's result, to which nothing is added, for a sum of the stream."""
+        self.states = sorted([*self.states, node])
+        self.trunk = self._trunks()
+
+    def demote(self, inner: Inner) -> None:
+        """Take a map that reads other maps for one that reads the stream."""
+        self.inners.remove(inner)
+        self.reads[f"linear {inner.out.node}"] = (inner.out.read, inner.out)
+        inner.out.role = ""
+
+    @property
+    def sums(self) -> list[int]:
+        """States in which something is added up."""
+        return [n for n in self.states if n not in self.by_out]
 
     def chain(self, node: int) -> list[int]:
         """Nodes that a node is a function of alone, nearest first, itself included."""
@@ -158,13 +176,14 @@ class Structure:
     def _trunks(self) -> dict[int, int]:
         """The deepest node on the way to every reader of a state or entry."""
         readers: dict[int, list[int]] = {}
-        ends = [read for read, _ in self.reads.values()] + self.states
+        ends = [read for read, _ in self.reads.values()] + self.sums
         for end in ends:
-            starts = [end] if end not in self.states else self._terms(end)
+            starts = self._terms(end) if end in self.states else [end]
             for start in starts:
                 for top in self.tops(start):
                     if top in (*self.states, *self.entries):
                         readers.setdefault(top, []).append(start)
+        self.readers = {top: len(nodes) for top, nodes in readers.items()}
         trunk: dict[int, int] = {}
         for top, nodes in readers.items():
             chains = [list(reversed(self.chain(n))) for n in nodes]

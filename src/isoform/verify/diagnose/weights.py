@@ -7,21 +7,11 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from isoform.verify.align import (
-    Inner,
-    Linear,
-    Part,
-    Rows,
-    Site,
-    filled,
-    match_rows,
-    rows_of,
-    values_of,
-    whole,
-)
+from isoform.verify.align import Inner, Linear, Part, Site, filled, values_of
 from isoform.verify.diagnose.biases import biases, output_bias, summed, total
 from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.unary import gap
+from isoform.verify.rows import Rows, match_rows, rows_of, whole
 
 NAMES = {"q": "query projection", "k": "key projection", "v": "value projection"}
 
@@ -54,6 +44,8 @@ def check_site(case: Case, a: Site, b: Site) -> None:
         among = match_rows(others, wb)
         if wa.shape == wb.shape and among.complete:
             packed.append(name)
+            if name == "q":  # what stands for the queries is laid out as it is by the rotation
+                case.rows[("site", b.index, name)] = _repeated(case, b, among.index)
             if len(others) == sum(len(whole_a[n][0]) for n in whole_a):
                 everywhere = torch.cat([whole_a[n][0] for n in parts if n in whole_a])
                 _bias(case, "bias-missing", place, among, everywhere, bias_b, pa, pb, order, site=(a, b))
@@ -78,16 +70,22 @@ def check_site(case: Case, a: Site, b: Site) -> None:
 
 def _within_heads(case: Case, site: Site) -> None:
     """Queries whose rows are none of A's are laid out like the keys within a head, and the reverse."""
-    width = case.b.graph.values[site.query].shape[-1]
     for name, other, parts in (("q", "k", site.q), ("k", "q", site.k)):
         known = _rows(case, site, other)
         if not parts or known is None or _rows(case, site, name) is not None:
             continue
-        first = known.index[:width]
         size = sum(len(p.columns) for p in parts)
-        if size % width == 0 and torch.equal(first.sort().values, torch.arange(width)):
-            index = torch.cat([first + width * head for head in range(size // width)])
-            case.rows[("site", site.index, name)] = Rows(index, torch.ones(size, dtype=torch.float64))
+        case.rows[("site", site.index, name)] = _repeated(case, site, known.index, size)
+
+
+def _repeated(case: Case, site: Site, index: Tensor, size: int | None = None) -> Rows | None:
+    """Rows that are laid out within every head as in the first one of these."""
+    width, size = case.b.graph.values[site.query].shape[-1], size or len(index)
+    first = index[:width] % width
+    if size % width or not torch.equal(first.sort().values, torch.arange(width)):
+        return None
+    index = torch.cat([first + width * head for head in range(size // width)])
+    return Rows(index, torch.ones(size, dtype=torch.float64))
 
 
 def check_inner(case: Case, a: Inner, b: Inner) -> None:

@@ -194,8 +194,14 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
         )
     ]
     count = len(case.raw)
+    entry = wb.source in case.b.structure.entries and wb.what == "trunk"
     for x, y in norms:
-        norm_differs(case, place, wb.target, x, y)
+        times = _times(x, y) if entry else None
+        if times is None:
+            norm_differs(case, place, wb.target, x, y)
+            continue
+        words = "multiplies token vectors by 1 in front of their norm", f"multiplies them by {times:.6g}"
+        case.add("embedding-scale", place, *words, wb.target, ratio=times)
     for raw in case.raw[count:]:
         if raw.kind == "norm-missing" and "found" in raw.evidence and beside_attention(case, wb):
             raw.kind = "parallel-residual"
@@ -207,6 +213,15 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
     _affine(case, place, wa, wb, affine_a, affine_b)
+
+
+def _times(a: Step, b: Step) -> float | None:
+    """Two norms that are one but for ε in the ratio of the width: √d stands in front of one of them."""
+    assert a.gain is not None and b.gain is not None and a.bias is not None and b.bias is not None
+    same = a.norm == b.norm and close(a.gain, b.gain) and close(a.bias, b.bias) and min(a.eps, b.eps) > 0
+    ratio = a.eps / b.eps if same else 1.0
+    width = len(a.gain)
+    return next((w**0.5 for w in (width, 1 / width) if abs(ratio / w - 1) < 1e-2), None)
 
 
 def _other_maps(case: Case, place: Place) -> bool:

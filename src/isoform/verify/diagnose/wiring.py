@@ -26,60 +26,98 @@ class Wire:
 
 
 def tops(model: Model, node: int) -> dict[Key, int]:
-    """What a sum is made of, by key."""
+    """What a sum is made of, by key; a map's result that stands for a sum is made of itself."""
+    if node in model.structure.by_out:
+        return {model.sources[node]: node}
     found: dict[Key, int] = {}
-    structure = model.structure
     for arg in model.graph.live_args(node):
-        for top in structure.tops(arg):
-            if top in model.sources and top not in structure.entries:
-                found[model.sources[top]] = top
-            else:
-                found[model.state_key(top)] = structure.trunk.get(top, top)
+        found |= _behind(model, arg)
     return found
 
 
 def reading(model: Model, node: int) -> dict[Key, int]:
-    structure = model.structure
-    found: dict[Key, int] = {}
-    for top in structure.tops(node):
-        key = model.sources[top] if top in structure.by_out else model.state_key(top)
-        found[key] = structure.trunk.get(top, top)
-    return found
+    """What a map reads, by key."""
+    return _behind(model, node)
+
+
+def _behind(model: Model, node: int) -> dict[Key, int]:
+    return {model.top_key(t): model.structure.trunk.get(t, t) for t in model.structure.tops(node)}
+
+
+def matched(
+    a: Model, b: Model, ones: dict[Key, int], twos: dict[Key, int]
+) -> list[tuple[Key, int, int]] | None:
+    """What two parts are made of, in pairs; None: it is not the same.
+
+    A sum that one of the models does not have is taken as what it adds up. Where all else is the same, the
+    one thing left in each model corresponds: that these differ is said of the wiring.
+    """
+    ones, twos = _spread(a, ones, b), _spread(b, twos, a)
+    pairs = [(name, ones[name], twos[name]) for name in twos if name in ones]
+    left = [n for n in ones if n not in twos], [n for n in twos if n not in ones]
+    if not left[0] and not left[1]:
+        return pairs
+    if len(left[0]) != 1 or len(left[1]) != 1:
+        return None
+    return [*pairs, (left[1][0], ones[left[0][0]], twos[left[1][0]])]
+
+
+def _spread(model: Model, found: dict[Key, int], other: Model) -> dict[Key, int]:
+    out: dict[Key, int] = {}
+    for key, node in found.items():
+        own = model.states.get(key)
+        plain = own is not None and own == node and own in model.structure.sums and len(found) > 1
+        out |= _spread(model, tops(model, node), other) if plain and key not in other.states else {key: node}
+    return out
 
 
 def explain_wiring(case: Case) -> None:
-    """Sublayers that read another point of the stream than in the other model."""
+    """Sums of other contributions, and parts that read another point of the stream in the other model."""
     a, b = case.a, case.b
-    only_a, only_b = set(a.states) - set(b.states), set(b.states) - set(a.states)
-    if case.torn or (not only_a and not only_b):
-        return
-    for key, rb in b.reads.items():
-        ra = a.reads.get(key)
-        if ra is None:
+    reads = {k: (reading(a, a.reads[k]), reading(b, n)) for k, n in b.reads.items() if k in a.reads}
+    # Attentions that read the same in both models: what is read beside them, not behind them, is parallel.
+    still = {("site", k[1]) for k, (x, y) in reads.items() if k[0] == "site" and set(x) == set(y)}
+    seen: set[tuple[frozenset[Key], frozenset[Key]]] = set()
+    for key, nb in b.states.items():
+        na = a.states.get(key)
+        if case.torn or na is None or (nb not in b.aliases and na not in a.aliases):
             continue
-        tops_a, tops_b = set(reading(a, ra)), set(reading(b, rb))
-        if tops_a == tops_b:
+        ones, twos = tops(a, na), tops(b, nb)
+        if set(_spread(a, ones, b)) != set(_spread(b, twos, a)):
+            seen.add(_left(ones, twos))
+            words = f"adds up {_counted(ones)} here", f"adds up {_counted(twos)}"
+            case.add("unexplained", case.place("sum of the stream", na, nb), *words, nb, hint=_HINT)
+    for key, (ones, twos) in reads.items():
+        ra, rb = a.reads[key], b.reads[key]
+        left = _left(ones, twos)
+        if left == (frozenset(), frozenset()) or left in seen:
             continue
+        if any(k[0] not in ("state", "site", "inner", "router") for side in left for k in side):
+            continue  # maps in between are numbered by each model's own style
+        seen.add(left)
+        extra = _contents(set(ones)) ^ _contents(set(twos))
         place = case.place(reader(case, key), ra, rb)
-        seen_a, seen_b = _contents(tops_a), _contents(tops_b)
-        extra = {k[0] for k in seen_a ^ seen_b}
-        if key[0] == "inner" and "site" in extra:
+        more = len(_contents(set(ones))), len(_contents(set(twos)))
+        if key[0] == "inner" and len(extra) == 1 and extra <= still:
             later, sooner = "reads the stream after attention", "reads the stream before attention"
-            said_a, said_b = (later, sooner) if len(seen_a) > len(seen_b) else (sooner, later)
-            case.add("parallel-residual", place, said_a, said_b, rb)
-            return
-        missing = next((a.states[t] for t in tops_a - tops_b if t in only_a), None)
-        if missing is not None and len(seen_b) < len(seen_a):
-            place = case.place("sum of the stream", missing, rb)
-        case.add(
-            "unexplained",
-            place,
-            f"reads a sum of {len(seen_a)} contributions",
-            f"reads a sum of {len(seen_b)}",
-            rb,
-            hint="a residual connection is missing, added or elsewhere: compare the sums before this part",
-        )
-        return
+            words = (later, sooner) if more[0] > more[1] else (sooner, later)
+            case.add("parallel-residual", place, *words, rb)
+            continue
+        if case.torn:
+            continue
+        words = f"reads a sum of {more[0]} contributions", f"reads a sum of {more[1]}"
+        case.add("unexplained", place, *words, rb, hint=_HINT)
+
+
+_HINT = "a residual connection is missing, added or elsewhere: compare the sums before this part"
+
+
+def _left(ones: dict[Key, int], twos: dict[Key, int]) -> tuple[frozenset[Key], frozenset[Key]]:
+    return frozenset(set(ones) - set(twos)), frozenset(set(twos) - set(ones))
+
+
+def _counted(terms: dict[Key, int]) -> str:
+    return f"{len(terms)} contributions" if len(terms) > 1 else "one contribution"
 
 
 def _contents(tops: set[Key]) -> set[Key]:
