@@ -24,7 +24,17 @@ import numpy as np
 import torch
 
 from isoform.config import presets
-from isoform.data import Packed, Store, Task, TextData, TokenBudget, TokenizersConfig, Words, prepare
+from isoform.data import (
+    Packed,
+    Store,
+    Task,
+    TextData,
+    TokenBudget,
+    TokenizersConfig,
+    Words,
+    prepare,
+    read_ahead,
+)
 from isoform.nn import build
 from isoform.training import Learner, Work
 
@@ -94,14 +104,14 @@ class Trainer:
         config = presets.gpt2(size, d_model=64, n_heads=4, ffn_width=256, n_layers=2)
         self._learner = Learner(build(config, seed=0), smoothing=0.0, z_loss=0.0)
         self._optimizer = torch.optim.AdamW(self._learner.parameters(), lr=1e-3)
-        self._batches = found.train.batches.epoch(0)
+        self._work = read_ahead(map(Work.of, found.train.batches.epoch(0)))
 
     def steps(self, count: int) -> tuple[float, float]:
         """Ids a second, and the share of the time in which batches were waited for."""
         start, ids, waited = time.perf_counter(), 0, 0.0
         for _ in range(count):
             before = time.perf_counter()
-            work = Work.of(next(self._batches), torch.device("cpu"))
+            work = next(self._work)
             waited += time.perf_counter() - before
             loss, _, _ = self._learner(work)
             (loss / work.count).backward()

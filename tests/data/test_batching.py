@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,6 @@ from isoform.data.batching import (
     Position,
     refuse_leaks,
     shift_right,
-    stream,
 )
 from isoform.data.batching_config import Packed, TokenBudget, Windows
 from isoform.data.buckets import Bucketed, plan_batches
@@ -27,6 +27,8 @@ from isoform.data.sequences import PackedDocuments, document_batches, pair_batch
 from isoform.data.windows import RandomWindows, SequentialWindows
 from isoform.errors import DataError, ShapeError, SupervisionError
 from isoform.tokens import Tokens
+from isoform.training.state import RunState
+from isoform.training.updates import Updates
 
 PAD, BOS, EOS = 0, 1, 2
 
@@ -171,15 +173,18 @@ def streams() -> list[Any]:
 
 @pytest.mark.parametrize("make", streams())
 def test_a_run_goes_on_exactly_where_it_stopped(make: Any) -> None:
-    count = make().count(0) + make().count(1) // 2 + 1
-    whole = [
-        (batch.decoder_input.ids.tolist(), after)
-        for batch, after in islice(stream(make(), Position()), count)
-    ]
-    assert whole[make().count(0) - 1][1] == Position(1, 0)
-    for stop in (1, make().count(0) - 1, make().count(0), count - 1):
-        rest = islice(stream(make(), whole[stop - 1][1]), count - stop)
-        assert [(batch.decoder_input.ids.tolist(), after) for batch, after in rest] == whole[stop:]
+    def read(position: Position, count: int) -> list[Any]:
+        updates = Updates(make(), 1, torch.device("cpu"), RunState(position=position))
+        with closing(iter(updates)) as found:
+            return [(u.micro[0].batch.decoder_input.ids.tolist(), u.after) for u in islice(found, count)]
+
+    first, second = make().count(0), make().count(1)
+    count = first + second // 2 + 1
+    whole = read(Position(), count)
+    assert [ids for ids, _ in whole[:first]] == [b.decoder_input.ids.tolist() for b in make().epoch(0)]
+    assert whole[first - 1][1] == Position(1, 0)
+    for stop in (1, first - 1, first, count - 1):
+        assert read(whole[stop - 1][1], count - stop) == whole[stop:]
 
 
 def test_prompts_supervise_from_the_last_of_the_prefix() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +170,7 @@ def test_batches_are_those_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stored = two.train.stored
     assert stored is not None
     ids = stored.rows("source" if "source" in stored.state.tokens else "tokens").flat
-    assert isinstance(ids, np.memmap) and not ids.flags.writeable
+    assert isinstance(ids.base, np.memmap) and not ids.flags.writeable
     if one.train.fit is not None and two.train.fit is not None:
         assert (one.train.fit.dropped, one.train.fit.truncated) == (
             two.train.fit.dropped,
@@ -334,3 +338,40 @@ def test_data_sets_saved_to_disk(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             ready(tmp_path, data.replace(**change), BUDGET)
+
+
+WAITING = """
+import itertools, sys
+from pathlib import Path
+from isoform.data import Store, streaming
+found = streaming._encoded(len, itertools.repeat([1, 2]), Store(folder=Path("ids"), workers=2))
+print(next(found), flush=True)
+sys.stdin.read()
+"""
+
+
+def of_session(session: int) -> list[int]:
+    """The processes of a session that still run."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            if fields[0] != "Z" and int(fields[3]) == session:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_workers_leave_when_who_asked_for_them_is_killed() -> None:
+    command = [sys.executable, "-c", WAITING]
+    asking = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert asking.stdout is not None and asking.stdout.readline() == "2\n"
+    assert len(of_session(asking.pid)) >= 3  # itself and its workers
+    asking.kill()
+    asking.communicate()
+    ends = time.monotonic() + 60
+    while of_session(asking.pid) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not of_session(asking.pid)

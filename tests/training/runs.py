@@ -6,7 +6,8 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+import unittest.mock
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from isoform.data.batching import Batch, BucketReport, shift_right
 from isoform.data.batching_config import TokenBudget
 from isoform.nn import Transformer
 from isoform.tokens import Tokens
-from isoform.training import FitResult, InverseSqrt, Training, fit
+from isoform.training import FitResult, InverseSqrt, Training, fit, loop
 from isoform.training.checkpoint import Store
 from isoform.training.log import read_log
 from training import toys
@@ -86,27 +87,29 @@ def figures(folder: Path) -> list[tuple[Any, ...]]:
 def stopped_after(step: int, folder: Path) -> None:
     """Run until a signal comes in the middle of a step."""
     model = toys.pair_model(dropout=0.2)
-    batches: Any = Raising(toys.pairs(), step)
-    result = fit(model, batches, validation(), settings(), folder, where=WHERE, quiet=True)
+    with signalled(step):
+        result = fit(model, toys.pairs(), validation(), settings(), folder, where=WHERE, quiet=True)
     assert result.stop == "signal" and result.signal == signal.SIGTERM and not result.finished
     assert last_state(folder)["step"] == step
 
 
-class Raising:
-    """Sends this process a SIGTERM when the batch of a step is made."""
+@contextlib.contextmanager
+def in_step(step: int, act: Callable[[], object]) -> Iterator[None]:
+    """Something happens in the middle of a step."""
+    true = loop.rate
 
-    def __init__(self, inner: Any, step: int) -> None:
-        self.inner, self.left = inner, step
+    def rate(schedule: Any, now: int, **given: Any) -> float:
+        if now == step:
+            act()
+        return true(schedule, now, **given)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    with unittest.mock.patch.object(loop, "rate", rate):
+        yield
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        for batch in self.inner.epoch(epoch, start):
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield batch
+
+def signalled(step: int) -> contextlib.AbstractContextManager[None]:
+    """This process gets a SIGTERM in the middle of a step."""
+    return in_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 class Fixed:

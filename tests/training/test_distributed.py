@@ -11,7 +11,7 @@ from isoform.training import fit
 from isoform.training.checkpoint import Store
 from isoform.training.warm_start import adapt
 from training import toys
-from training.runs import Raising, same
+from training.runs import same, signalled
 from training.several import STEPS, chosen, learn, spelled, together, weights
 
 
@@ -89,8 +89,8 @@ def test_ids_on_disk_are_learnt_from_alike_by_one_process_and_by_two(tmp_path: P
     models = [toys.pair_model(dropout=0.2) for _ in range(3)]
     fit(models[0], spelled(corpus, None), validation, chosen(**changes), one, quiet=True)
     stored = spelled(corpus, Path("ids"))
-    stopping = Raising(stored, 8)  # in the third update
-    result = fit(models[1], stopping, validation, chosen(**changes), three, quiet=True)
+    with signalled(3):
+        result = fit(models[1], stored, validation, chosen(**changes), three, quiet=True)
     assert result.stop == "signal" and result.state.step == 3
     assert fit(models[2], stored, validation, chosen(**changes), three, quiet=True).finished
     assert same(models[0], models[2])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from isoform.errors import ConfigError, SupervisionError
-from isoform.training import Constant, DivergenceError, fit, loop, mean_nll
+from isoform.training import Constant, DivergenceError, fit, mean_nll, record
 from isoform.training.checkpoint import Store
 from isoform.training.log import read_log
 from isoform.training.optimizer import adamw
@@ -135,10 +135,10 @@ def test_a_run_that_time_has_ended_ends_at_once_when_it_is_begun_again(
     changes: dict[str, Any] = {"steps": None, "max_seconds": 0.5}
     changes |= {"checkpoint_every": 1, "log_every": 1, "validate_every": 1}
     saved = Store(tmp_path / "checkpoints").steps
-    monkeypatch.setattr(loop._Loop, "_seconds", lambda self: 0.6 if 3 in saved() else 0.4)
+    monkeypatch.setattr(record.Record, "seconds", lambda self: 0.6 if 3 in saved() else 0.4)
     result, _ = run(tmp_path, **changes)
     assert result.stop == "max_seconds" and result.state.step == 3 and result.state.seconds >= 0.5
-    monkeypatch.setattr(loop._Loop, "_seconds", lambda self: self._before + 0.1 * (self.state.step - 3))
+    monkeypatch.setattr(record.Record, "seconds", lambda self: self._before + 0.1 * (self.state.step - 3))
     again, _ = run(tmp_path, **changes)
     assert again.state.step == 3
 
@@ -226,9 +226,7 @@ def test_a_backward_pass_that_is_not_finite_is_named(tmp_path: Path) -> None:
 
 
 def test_a_validation_that_is_not_finite_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from isoform.training import loop
-
-    monkeypatch.setattr(loop, "mean_nll", lambda *arguments, **named: (float("nan"), 1))
+    monkeypatch.setattr(record, "mean_nll", lambda *arguments, **named: (float("nan"), 1))
     with pytest.raises(DivergenceError, match="after step 4 the validation NLL is nan"):
         run(tmp_path)
 

@@ -17,14 +17,8 @@ from isoform.nn import build
 from isoform.nn.experts import Router
 from isoform.tokens import Tokens
 from isoform.training import loss as losses
-from isoform.training.loss import (
-    Work,
-    batch_loss,
-    check_fit,
-    check_shift,
-    check_supervision,
-    smoothed_cross_entropy,
-)
+from isoform.training.loss import Work, batch_loss, smoothed_cross_entropy
+from isoform.training.supervision import check_fit, check_shift, check_supervision
 from training import toys
 
 

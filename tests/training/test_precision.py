@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from isoform.errors import ConfigError
-from isoform.training import loop, precision
+from isoform.training import assembly, precision
 from isoform.training.precision import autocast, choose, device_of
 from training.runs import run
 
@@ -29,7 +29,7 @@ def test_auto_is_measured_once_and_written_down(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "precision.json"
     assert json.loads(path.read_text())["precision"] == result.precision
     path.write_text(json.dumps({"precision": "bfloat16_autocast", "seconds_per_step": {}}))
-    monkeypatch.setattr(loop, "choose", None)
+    monkeypatch.setattr(assembly, "choose", None)
     assert run(tmp_path, precision="auto", steps=2)[0].precision == "bfloat16_autocast"
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from isoform.errors import ConfigError
-from isoform.training import Learner, Work, fit, smoothed_cross_entropy
+from isoform.training import Learner, Work, smoothed_cross_entropy
 from isoform.training.checkpoint import DiskError, Store
 from isoform.training.ema import Ema
 from isoform.training.log import read_log
 from isoform.training.optimizer import adamw, rate_factors
 from isoform.training.recompute import recompute_layers
 from training import toys
-from training.runs import WHERE, run, same, settings, validation
+from training.runs import in_step, run, same, settings
 
 
 def test_z_loss_is_added_with_its_gradient() -> None:
@@ -108,34 +108,18 @@ def test_the_noise_scale_is_logged(tmp_path: Path) -> None:
 def test_a_full_disk_stops_with_the_last_checkpoint_whole(tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: what is written is cut off in the middle."""
     _, whole = run(tmp_path / "whole")
-    chosen, limits = settings(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    train = Narrowing(toys.pairs(), 8)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    narrow = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))  # noqa: E731
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(DiskError, match=r"cannot be written.*last whole one is of step 6"):
-            model = toys.pair_model(dropout=0.2)
-            fit(model, train, validation(), chosen, tmp_path / "full", where=WHERE, quiet=True)  # type: ignore[arg-type]
+        with (
+            in_step(8, narrow),
+            pytest.raises(DiskError, match=r"cannot be written.*last whole one is of step 6"),
+        ):
+            run(tmp_path / "full")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert not list((tmp_path / "full" / "checkpoints").glob(".*"))
     _, resumed = run(tmp_path / "full")
     assert same(whole, resumed)
-
-
-class Narrowing:
-    """Lets no file grow beyond 6 kB from a batch on."""
-
-    def __init__(self, inner: Any, left: int) -> None:
-        self.inner, self.left = inner, left
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def epoch(self, epoch: int, start: int = 0) -> Any:
-        for batch in self.inner.epoch(epoch, start):
-            self.left -= 1
-            if self.left == 0:
-                hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-                resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
-            yield batch

@@ -75,7 +75,7 @@ def test_without_a_whole_checkpoint_there_is_no_resuming(tmp_path: Path) -> None
 
 
 def test_what_an_interrupted_write_left_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / "checkpoints" / ".step-00000003.x.tmp"
+    left = tmp_path / "checkpoints" / ".step-00000003.0123abcd.tmp"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
     run(tmp_path)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
 from isoform.config.base import Frozen, parse
+from isoform.config.temporary import temporary
 from isoform.errors import ConfigError
 
 C = TypeVar("C", bound=Frozen)
@@ -87,17 +87,12 @@ def write_text(path: str | Path, text: str) -> None:
 def write_bytes(path: str | Path, content: bytes) -> None:
     """Write a file under a temporary name, flush it to disk, then rename it into place."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with temporary.open("xb") as file:
+    with temporary(path) as new:
+        with new.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        new.replace(path)
 
 
 def _loads(text: str, suffix: str) -> Any:

@@ -6,11 +6,11 @@ import ctypes
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from isoform.config.temporary import beside, temporary
 from isoform.errors import ArtifactError
 
 _AT_FDCWD = -100
@@ -36,9 +36,7 @@ def replaced(folder: Path, *, mark: str) -> Generator[Path]:
         raise ArtifactError(f"{folder}: exists and is not a folder; choose another name")
     if folder.exists() and any(folder.iterdir()) and not (folder / mark).is_file():
         raise ArtifactError(f"{folder}: not empty and without {mark}; it will not be overwritten")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-    try:
+    with temporary(folder, folder=True) as new:
         yield new
         for path in (*new.rglob("*"), new):
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -48,8 +46,6 @@ def replaced(folder: Path, *, mark: str) -> Generator[Path]:
         else:
             new.rename(folder)
         _flush(folder.parent)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
@@ -68,13 +64,11 @@ def _exchange(new: Path, old: Path) -> None:
         call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
         if call is not None and not call(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _EXCHANGE):
             return
-    aside = Path(tempfile.mkdtemp(prefix=f".{old.name}.", suffix=".old", dir=old.parent))
+    aside = beside(old, ".old")
+    old.rename(aside)
     try:
-        old.replace(aside)
-        try:
-            new.rename(old)
-        except BaseException:
-            aside.rename(old)
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        new.rename(old)
+    except BaseException:
+        aside.rename(old)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)

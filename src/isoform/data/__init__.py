@@ -1,5 +1,6 @@
 """Text to batches: readers, tokenizers, token-budget batching, the built-in corpus, preflight."""
 
+from isoform.data.ahead import read_ahead
 from isoform.data.batching import (
     Batch,
     Batches,
@@ -8,7 +9,6 @@ from isoform.data.batching import (
     Position,
     refuse_leaks,
     shift_right,
-    stream,
 )
 from isoform.data.batching_config import BatchingConfig, Masking, Packed, TokenBudget, Windows
 from isoform.data.config import (
@@ -33,15 +33,8 @@ from isoform.data.config import (
 )
 from isoform.data.corpus import PartName, read_part
 from isoform.data.dates import DatedPair, DatesCorpus
-from isoform.data.pipeline import (
-    Checked,
-    Part,
-    Prepared,
-    Task,
-    check,
-    prepare,
-    prepare_part,
-)
+from isoform.data.parts import Part, Task, prepare_part
+from isoform.data.pipeline import Checked, Prepared, check, prepare
 from isoform.data.preflight import Limits, PartReport, Preflight, examine
 from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged
 from isoform.data.specials import SpecialIds
@@ -121,8 +114,8 @@ __all__ = [
     "examine",
     "prepare",
     "prepare_part",
+    "read_ahead",
     "read_part",
     "refuse_leaks",
     "shift_right",
-    "stream",
 ]

@@ -203,17 +203,6 @@ class Batches(Protocol[B]):
         ...
 
 
-def stream(batches: Batches[B], position: Position) -> Iterator[tuple[B, Position]]:
-    """Batches without end from a position on, each with the position to go on from after it."""
-    epoch, start = position.epoch, position.batch
-    while True:
-        count = batches.count(epoch)
-        for index, batch in enumerate(batches.epoch(epoch, start), start):
-            last = index + 1 == count
-            yield batch, Position(epoch + 1, 0) if last else Position(epoch, index + 1)
-        epoch, start = epoch + 1, 0
-
-
 def _same_shape(name: str, tensor: Tensor, ids: Tensor) -> None:
     if tensor.shape != ids.shape:
         raise ShapeError(f"{name} has shape {list(tensor.shape)}, expected {list(ids.shape)}")

@@ -97,11 +97,11 @@ class Bucketed(Generic[B]):
 
     def plan(self, epoch: int) -> list[Ints]:
         """The rows of each batch of an epoch."""
-        key = 0 if self._seed is None else epoch
-        if self._plan is None or self._plan[0] != key:
+        key, kept = 0 if self._seed is None else epoch, self._plan
+        if kept is None or kept[0] != key:
             generator = None if self._seed is None else np.random.default_rng([self._seed, epoch, ORDER])
-            self._plan = key, plan_batches(self._lengths, self._budget, generator)
-        return self._plan[1]
+            kept = self._plan = key, plan_batches(self._lengths, self._budget, generator)
+        return kept[1]  # not self._plan: another thread may have planned another epoch
 
     def count(self, epoch: int) -> int:
         """How many batches an epoch has."""
@@ -109,8 +109,9 @@ class Bucketed(Generic[B]):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch, from the given one on."""
-        for index, rows in enumerate(self.plan(epoch)[start:], start):
-            yield self._assemble(rows, Position(epoch, index))
+        plan = self.plan(epoch)
+        for index in range(start, len(plan)):
+            yield self._assemble(plan[index], Position(epoch, index))
 
     def report(self, epoch: int) -> BucketReport:
         """How well the epoch's batches are filled."""

@@ -3,87 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-from isoform.data import encode, labelling, sequences, streaming
-from isoform.data.batching import Batch, Batches, LabelledBatch
-from isoform.data.batching_config import BatchingConfig, Masking, Packed, TokenBudget, Windows
-from isoform.data.config import (
-    DataConfig,
-    DatesData,
-    LabelledData,
-    ParallelData,
-    PrefixData,
-    TaggedData,
-    TextData,
-)
-from isoform.data.corpus import PARTS, PartName, not_empty, read_raw
-from isoform.data.encode import EncodedTexts
-from isoform.data.fit import Fit
+from isoform.data import encode, streaming
+from isoform.data.config import DataConfig, DatesData, ParallelData, PrefixData, TextData
+from isoform.data.corpus import PARTS, PartName, read_raw
+from isoform.data.parts import Part, Task, prepare_part, stored_part
 from isoform.data.preflight import Limits, Preflight, examine
 from isoform.data.ragged import Ragged
-from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Records, Tagged, columns
+from isoform.data.records import Record, Records
 from isoform.data.store import Stored
-from isoform.data.tokenizer import Tokenizer
 from isoform.data.tokenizer_config import TokenizersConfig
 from isoform.data.vocabularies import Tokenizers, build_tokenizers
-from isoform.data.windows import RandomWindows, SequentialWindows
 from isoform.errors import ConfigError, DataError
-
-EVALUATION_MASK_SEED = 0  # the same masks at every evaluation of every run
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of the data, ready to be read.
-
-    Attributes:
-        records: the records, after the policy for empty ones.
-        batches: in training order for ``train``, in a fixed order for the others.
-        fit: what the limits on length did; None for a stream.
-        stored: the ids on disk, where the part is too large for memory: then ``records`` are the first only.
-    """
-
-    records: Records[Record]
-    batches: Batches[Batch] | Batches[LabelledBatch]
-    fit: Fit | None
-    stored: Stored | None = None
-
-    @property
-    def where(self) -> Callable[[int], str]:
-        """The place that the row of a batch was read from."""
-        if self.fit is None:
-            return lambda row: f"{self._record(0)}, window at token {row}"
-        return self._record
-
-    def _record(self, record: int) -> str:
-        return self.records.where(record) if self.stored is None else self.stored.where(record)
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """How records become batches: all that `Prepared` needs to prepare another part.
-
-    Attributes:
-        data: the run file's data section.
-        batching: its batching section.
-        base: the folder that relative paths start from.
-        seed: orders the training batches.
-        start_id: what the decoder reads first; None takes the target's bos.
-        masking: for masked-token training.
-    """
-
-    data: DataConfig
-    batching: BatchingConfig
-    base: Path
-    seed: int
-    start_id: int | None = None
-    masking: Masking | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +34,7 @@ class Prepared:
         records = read_raw(self.task.data, "test", self.task.base)
         if records is None:
             return None
-        ids = encode.encode_sides(records, _by_side(records, self.tokenizers))
+        ids = encode.encode_sides(records, self.tokenizers.by_side(records))
         return prepare_part(self.task, records, ids, self.tokenizers, self.classes)
 
 
@@ -159,7 +91,7 @@ def check(task: Task, tokenizers: TokenizersConfig | Tokenizers) -> Checked:
     parts = {name: records for name in PARTS if (records := _raw(task, name)) is not None}
     if isinstance(tokenizers, TokenizersConfig):
         tokenizers = build_tokenizers(tokenizers, task.data, parts["train"], task.base, task.masking)
-    by_side = _by_side(parts["train"], tokenizers)
+    by_side = tokenizers.by_side(parts["train"])
     ids = {name: encode.encode_sides(records, by_side) for name, records in parts.items()}
     if streaming.streamed(task.data) is None:
         return Checked(examine(parts, ids, by_side, _limits(task.data)), tokenizers, dict(parts), ids)
@@ -174,210 +106,6 @@ def _raw(task: Task, name: PartName) -> Records[Record] | None:
     if name == "train" and streaming.streamed(task.data) is not None:
         return streaming.sample(cast("streaming.Streamed", task.data), task.base)
     return read_raw(task.data, name, task.base)
-
-
-def stored_part(task: Task, records: Records[Record], stored: Stored, tokenizers: Tokenizers) -> Part:
-    """The training part's batches, made of ids that stay on disk.
-
-    Args:
-        task: how.
-        records: the first of them, for messages.
-        stored: all of them.
-        tokenizers: those that made the ids.
-    """
-    data, batching, fit = task.data, task.batching, stored.fit()
-    source, target = tokenizers.source, tokenizers.target
-    pad, where = source.special.pad or 0, stored.where
-    common: dict[str, Any] = {"seed": task.seed, "where": where}
-    if isinstance(data, ParallelData):
-        assert isinstance(batching, TokenBudget)
-        pairs = encode.EncodedPairs(stored.rows("source"), stored.rows("target"), fit)
-        ends = {"source_pad": pad, "target_pad": target.special.pad or 0}
-        found: Any = sequences.pair_batches(
-            pairs, start_id=_start(task, target), budget=batching, **ends, **common
-        )
-        return Part(records, found, fit, stored)
-    rows = stored.rows("tokens")
-    if isinstance(data, PrefixData):
-        assert isinstance(batching, TokenBudget)
-        prompts = encode.EncodedPrompts(rows, stored.array("prefix"), fit)
-        return Part(
-            records, sequences.prompt_batches(prompts, pad=pad, budget=batching, **common), fit, stored
-        )
-    if isinstance(data, LabelledData | TaggedData):
-        assert isinstance(batching, TokenBudget)
-        if isinstance(data, LabelledData):
-            found = labelling.class_batches(
-                encode.EncodedLabels(rows, stored.array("labels"), fit), pad=pad, budget=batching, **common
-            )
-        else:
-            tags = encode.EncodedTags(rows, stored.rows("tags"), fit)
-            found = labelling.tag_batches(tags, pad=pad, budget=batching, **common)
-        return Part(records, found, fit, stored)
-    if isinstance(batching, Windows):
-        windows = RandomWindows(rows.flat, windows=batching, seed=task.seed, where=where(0))
-        return Part(records, windows, None, stored)
-    texts, start = EncodedTexts(rows, fit), _start(task, source)
-    if isinstance(batching, Packed):
-        found = sequences.PackedDocuments(texts, start_id=start, pad=pad, packing=batching, **common)
-    else:
-        found = sequences.document_batches(texts, start_id=start, pad=pad, budget=batching, **common)
-    return Part(records, found, fit, stored)
-
-
-def prepare_part(
-    task: Task,
-    records: Records[Record],
-    ids: Mapping[str, Ragged],
-    tokenizers: Tokenizers,
-    classes: Mapping[str, int],
-) -> Part:
-    """Apply the policies to records and make their batches: in a seeded order for ``train``.
-
-    Args:
-        task: how.
-        records: the records as read.
-        ids: what `isoform.data.encode.encode_sides` made of them.
-        tokenizers: those that made the ids.
-        classes: the number of each label.
-
-    Raises:
-        DataError: a record that the policies do not allow for, or none is left.
-    """
-    part = _prepared(task, records, ids, tokenizers, classes)
-    if part.fit is not None and not len(part.fit.kept):
-        raise DataError(f"{records.where(0)}: every record of {records.name} is over the limit")
-    return part
-
-
-def _prepared(
-    task: Task,
-    records: Records[Record],
-    ids: Mapping[str, Ragged],
-    tokenizers: Tokenizers,
-    classes: Mapping[str, int],
-) -> Part:
-    data, batching, source, target = task.data, task.batching, tokenizers.source, tokenizers.target
-    name = records.name
-    seed = task.seed if name == "train" else None
-    if not isinstance(data, DatesData):
-        kept = not_empty(records, data)
-        if len(kept) < len(records):
-            records = records.select(kept, name)
-            ids = {side: ragged.select(np.array(kept)) for side, ragged in ids.items()}
-    pad, where, items = source.special.pad or 0, records.where, cast(Any, records)
-    if isinstance(data, TextData) and data.documents == "stream":
-        return _stream_part(task, name, cast("Records[Document]", records), ids["text"].compact(), source)
-    assert not isinstance(batching, Windows)
-    if isinstance(batching, Packed):
-        texts = _documents(data, items, ids, source)
-        start = _start(task, source)
-        packed = sequences.PackedDocuments(
-            texts, start_id=start, pad=pad, packing=batching, seed=seed, where=where
-        )
-        return Part(records, packed, texts.fit)
-    common: dict[str, Any] = {"budget": batching, "seed": seed, "where": where}
-    if isinstance(data, ParallelData | DatesData):
-        limits = _limits(data)
-        pairs = encode.encode_pairs(
-            cast("Records[Pair]", records),
-            ids,
-            source,
-            target,
-            max_source=limits.sides["source"],
-            max_target=limits.sides["target"],
-            over_long=limits.over_long,
-        )
-        return Part(
-            records,
-            sequences.pair_batches(
-                pairs,
-                start_id=_start(task, target),
-                source_pad=pad,
-                target_pad=target.special.pad or 0,
-                **common,
-            ),
-            pairs.fit,
-        )
-    length: dict[str, Any] = {"max_length": data.max_length, "over_long": data.over_long}
-    if isinstance(data, PrefixData):
-        prompts = encode.encode_prompted(cast("Records[Prompted]", records), ids, source, **length)
-        return Part(records, sequences.prompt_batches(prompts, pad=pad, **common), prompts.fit)
-    if isinstance(data, LabelledData):
-        labels = encode.encode_labelled(cast("Records[Labelled]", records), ids, source, classes, **length)
-        return Part(records, labelling.class_batches(labels, pad=pad, **common), labels.fit)
-    if isinstance(data, TaggedData):
-        tags = encode.encode_tagged(cast("Records[Tagged]", records), source, classes, **length)
-        return Part(records, labelling.tag_batches(tags, pad=pad, **common), tags.fit)
-    texts = _documents(data, items, ids, source)
-    if task.masking is not None:
-        return Part(records, _masked(task, name, texts, source, batching, where), texts.fit)
-    start = _start(task, source)
-    return Part(records, sequences.document_batches(texts, start_id=start, pad=pad, **common), texts.fit)
-
-
-def _stream_part(
-    task: Task, name: str, records: Records[Document], ids: NDArray[np.int32], tokenizer: Tokenizer
-) -> Part:
-    assert isinstance(task.batching, Windows)
-    ids, windows, where = (
-        encode.encode_stream(records.items[0].text, tokenizer),
-        task.batching,
-        records.where(0),
-    )
-    if task.masking is not None:
-        before, after = tokenizer.template.prefix, tokenizer.template.suffix
-        room = windows.length - len(tokenizer.template)
-        if room < 1:
-            raise ConfigError(f"windows of {windows.length} hold nothing but their special tokens")
-        rows = [[*before, *ids[i : i + room].tolist(), *after] for i in range(0, len(ids), room)]
-        texts = EncodedTexts(Ragged.from_lists(rows), Fit(np.arange(len(rows)), 0, 0))
-        budget = TokenBudget(max_tokens=windows.length * windows.batch_size, pool=max(len(rows), 1))
-        batches = _masked(task, name, texts, tokenizer, budget, lambda row: f"{where}, window {row + 1}")
-        return Part(records, batches, None)
-    if name == "train":
-        return Part(records, RandomWindows(ids, windows=windows, seed=task.seed, where=where), None)
-    return Part(records, SequentialWindows(ids, windows=windows, where=where), None)
-
-
-def _masked(
-    task: Task,
-    name: str,
-    texts: EncodedTexts,
-    tokenizer: Tokenizer,
-    budget: TokenBudget,
-    where: Callable[[int], str],
-) -> Batches[LabelledBatch]:
-    assert task.masking is not None
-    return labelling.masked_batches(
-        texts,
-        tokenizer,
-        masking=task.masking,
-        pad=tokenizer.special.pad or 0,
-        budget=budget,
-        seed=task.seed if name == "train" else EVALUATION_MASK_SEED,
-        shuffle=name == "train",
-        where=where,
-    )
-
-
-def _documents(
-    data: DataConfig, records: Records[Document], ids: Mapping[str, Ragged], tokenizer: Tokenizer
-) -> EncodedTexts:
-    assert isinstance(data, TextData)
-    return encode.encode_documents(
-        records, ids, tokenizer, max_length=data.max_length, over_long=data.over_long
-    )
-
-
-def _start(task: Task, tokenizer: Tokenizer) -> int:
-    return tokenizer.special.require("bos") if task.start_id is None else task.start_id
-
-
-def _by_side(records: Records[Record], tokenizers: Tokenizers) -> dict[str, Tokenizer]:
-    """The first side of a record (source, prompt, text) is the source tokenizer's."""
-    names = columns([records.items[0]])
-    return dict(zip(names, (tokenizers.source, tokenizers.target), strict=False))
 
 
 def _limits(data: DataConfig) -> Limits:

@@ -136,7 +136,7 @@ class PackedDocuments:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from the given one on."""
         (order, starts), size = self._rows(epoch), self._packing.batch_size
-        for index in range(start, self.count(epoch)):
+        for index in range(start, -(-(len(starts) - 1) // size)):
             ends = starts[index * size : (index + 1) * size + 1]
             yield self._assemble(order[ends[0] : ends[-1]], np.diff(ends))
 
@@ -151,14 +151,14 @@ class PackedDocuments:
 
     def _rows(self, epoch: int) -> tuple[Ints, Ints]:
         """The documents in their order, and where in it each row begins; at last where the last one ends."""
-        key = 0 if self._seed is None else epoch
-        if self._plan is None or self._plan[0] != key:
+        key, kept = 0 if self._seed is None else epoch, self._plan
+        if kept is None or kept[0] != key:
             count = len(self._texts.tokens)
             order = np.arange(count)
             if self._seed is not None:
                 order = np.random.default_rng([self._seed, epoch, ORDER]).permutation(count)
-            self._plan = key, order, _pack(self._texts.tokens.lengths[order], self._packing.length)
-        return self._plan[1:]
+            kept = self._plan = key, order, _pack(self._texts.tokens.lengths[order], self._packing.length)
+        return kept[1:]
 
     def _assemble(self, documents: Ints, members: Ints) -> Batch:
         """The batch of documents, so many of them in each row."""

@@ -125,7 +125,8 @@ class Stored:
     def array(self, name: str) -> Any:
         """One array."""
         kind = TYPES.get(name.rpartition(".")[2], np.int64)
-        return np.memmap(self.folder / name, dtype=kind, mode="r")
+        # A plain array over the mapping: what memmap does at every access takes longer than small ones do.
+        return np.memmap(self.folder / name, dtype=kind, mode="r").view(np.ndarray)
 
     def where(self, record: int) -> str:
         """Where a record came from, for messages."""

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from isoform.data import encode
 from isoform.data.config import (
     LabelledData,
     ParallelData,
@@ -26,21 +25,11 @@ from isoform.data.config import (
 from isoform.data.corpus import empty_records, rows
 from isoform.data.files import blocks
 from isoform.data.fit import Fit
+from isoform.data.forms import FORMS, encode_records
 from isoform.data.progress import track
 from isoform.data.ragged import Ints, Ragged
-from isoform.data.records import (
-    Document,
-    Labelled,
-    Pair,
-    Prompted,
-    Record,
-    Records,
-    Tagged,
-    columns,
-    labels,
-)
+from isoform.data.records import Document, Record, Records, columns, labels
 from isoform.data.store import Chunk, Stored, keys_of, open_store, write_store
-from isoform.data.tokenizer import Tokenizer
 from isoform.data.vocabularies import Tokenizers
 from isoform.errors import ConfigError, DataError
 
@@ -120,7 +109,7 @@ def stored(data: Streamed, tokenizers: Tokenizers, base: Path) -> Stored:
     found = open_store(folder, request)
     if found is not None:
         return found
-    chunks = _encoded(_Encoder(data, tokenizers.source, tokenizers.target), _pieces(data, inputs), store)
+    chunks = _encoded(_Encoder(data, tokenizers), _pieces(data, inputs), store)
     return write_store(folder, request, names, track(chunks, total=None, what="writing ids"))
 
 
@@ -174,8 +163,7 @@ class _Encoder:
     """Makes chunks; it is sent to the workers once."""
 
     data: Streamed
-    source: Tokenizer
-    target: Tokenizer
+    tokenizers: Tokenizers
 
     def __call__(self, piece: Piece) -> Chunk:
         if _is_stream(self.data):
@@ -198,60 +186,23 @@ class _Encoder:
         self, records: Records[Record], classes: dict[str, int]
     ) -> tuple[dict[str, Ints], dict[str, Ragged], Fit]:
         """Further numbers of each row, the rows by side, and which records they are."""
-        data, source, target = self.data, self.source, self.target
+        form = FORMS[type(self.data)]
         if not len(records):
-            empty = {name: Ragged.from_lists([]) for name in SIDES[type(data)]}
-            return {}, empty, Fit(np.arange(0), 0, 0)
-        if isinstance(data, TaggedData):
-            tagged = encode.encode_tagged(
-                cast("Records[Tagged]", records),
-                source,
-                classes,
-                max_length=data.max_length,
-                over_long=data.over_long,
-            )
-            return {}, {"tokens": tagged.tokens, "tags": tagged.tags}, tagged.fit
-        by_side = dict(zip(columns([records.items[0]]), (source, target), strict=False))
-        ids = {
-            name: Ragged.from_lists(by_side[name].encode_batch(column))
-            for name, column in columns(records.items).items()
-        }
-        if isinstance(data, ParallelData):
-            pairs = encode.encode_pairs(
-                cast("Records[Pair]", records),
-                ids,
-                source,
-                target,
-                max_source=data.max_source,
-                max_target=data.max_target,
-                over_long=data.over_long,
-            )
-            return {}, {"source": pairs.source, "target": pairs.target}, pairs.fit
-        length: dict[str, Any] = {"max_length": data.max_length, "over_long": data.over_long}
-        if isinstance(data, PrefixData):
-            prompts = encode.encode_prompted(cast("Records[Prompted]", records), ids, source, **length)
-            return {"prefix": prompts.prefix}, {"tokens": prompts.tokens}, prompts.fit
-        if isinstance(data, LabelledData):
-            found = encode.encode_labelled(cast("Records[Labelled]", records), ids, source, classes, **length)
-            return {"labels": found.labels}, {"tokens": found.tokens}, found.fit
-        texts = encode.encode_documents(cast("Records[Document]", records), ids, source, **length)
-        return {}, {"tokens": texts.tokens}, texts.fit
+            return {}, {name: Ragged.from_lists([]) for name in form.sides}, Fit(np.arange(0), 0, 0)
+        by_side, texts = self.tokenizers.by_side(records), columns(records.items)
+        if isinstance(self.data, TaggedData):
+            texts = {}  # tagged words are encoded one by one
+        ids = {name: Ragged.from_lists(by_side[name].encode_batch(column)) for name, column in texts.items()}
+        encoded: Any = encode_records(self.data, records, ids, self.tokenizers, classes)
+        sides = {name: getattr(encoded, name) for name in form.sides}
+        return {name: getattr(encoded, name) for name in form.numbers}, sides, encoded.fit
 
     def _stream(self, piece: Piece) -> Chunk:
         text = cast("Document", piece.records[0][1]).text
-        ids = Ragged.from_lists([self.source.encode(text)])
+        ids = Ragged.from_lists([self.tokenizers.source.encode(text)])
         one = np.ones(1, np.int64)
         keys = {"records": keys_of([(text,)]), "sources": keys_of([(text,)])}
         return Chunk({"tokens": ids}, {"kept": one - 1, "lines": one}, keys, 1, 0, 0, 0, piece.file)
-
-
-SIDES: dict[type[Any], tuple[str, ...]] = {
-    ParallelData: ("source", "target"),
-    PrefixData: ("tokens",),
-    TextData: ("tokens",),
-    LabelledData: ("tokens",),
-    TaggedData: ("tokens", "tags"),
-}
 
 
 def _encoded(encoder: _Encoder, pieces: Iterator[Piece], store: Store) -> Generator[Chunk]:

@@ -25,6 +25,11 @@ class Tokenizers:
         """Whether an id means the same on both sides, so that their tables may be tied (R27)."""
         return self.source.digest == self.target.digest
 
+    def by_side(self, records: Records[Record]) -> dict[str, Tokenizer]:
+        """The tokenizer of each side of the records; the first (source, prompt, text) has the source's."""
+        names = columns(records.items[:1])
+        return dict(zip(names, (self.source, self.target), strict=False))
+
 
 def build_tokenizers(
     config: TokenizersConfig,

@@ -20,8 +20,7 @@ from isoform.data.config import (
 )
 from isoform.data.corpus import PartName, read_raw
 from isoform.data.files import bare_suffix
-from isoform.data.pipeline import Part, Task, prepare_part
-from isoform.data.records import columns
+from isoform.data.parts import Part, Task, prepare_part
 from isoform.data.tokenizer import Template
 from isoform.data.vocabularies import Tokenizers
 from isoform.errors import ConfigError, DataError, TokenizerError
@@ -106,9 +105,7 @@ def part_of(
     if records is None:
         raise DataError(f"the data name no {part} part")
     tokenizers = tokenizers_for(bundle, data)
-    names = columns([records.items[0]])
-    by_side = dict(zip(names, (tokenizers.source, tokenizers.target), strict=False))
-    ids = encode.encode_sides(records, by_side)
+    ids = encode.encode_sides(records, tokenizers.by_side(records))
     if isinstance(data, TextData) and data.documents == "stream":
         batching = _windows(bundle, window)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from isoform.data.batching import Batch, LabelledBatch
-from isoform.data.pipeline import Part
+from isoform.data.parts import Part
 from isoform.data.progress import track
 from isoform.data.records import Document, Labelled, Pair, Prompted, Record, Tagged
 from isoform.errors import ConfigError, DataError, did_you_mean

@@ -5,20 +5,13 @@ from isoform.training.evaluation_config import BeamSearch, Evaluation, GreedySea
 from isoform.training.fit import fit
 from isoform.training.guard import DivergenceError
 from isoform.training.learner import Learner
-from isoform.training.loss import (
-    Sums,
-    Work,
-    batch_loss,
-    check_fit,
-    check_shift,
-    check_supervision,
-    smoothed_cross_entropy,
-)
+from isoform.training.loss import Sums, Work, batch_loss, smoothed_cross_entropy
 from isoform.training.preflight import RunPreflight, preflight
 from isoform.training.result import FitResult
 from isoform.training.run_folder import data_folder
 from isoform.training.schedule import Constant, Cosine, InverseSqrt, Linear, Noam, Schedule, rate
 from isoform.training.settings import Optimizer, Training
+from isoform.training.supervision import check_fit, check_shift, check_supervision
 from isoform.training.train import TrainResult, check, inspect_data, train
 from isoform.training.trial import Trial, trial_step
 from isoform.training.validation import mean_nll

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from isoform.config.files import write_text
 from isoform.config.folders import replaced
+from isoform.config.temporary import beside, sweep
 from isoform.errors import ArtifactError, IsoformError
 from isoform.nn import Transformer
 from isoform.training.ema import Ema
@@ -67,11 +68,8 @@ class Store:
         return sorted(int(m[1]) for p in self.folder.iterdir() if (m := NAME.fullmatch(p.name)))
 
     def clean(self) -> None:
-        """Remove what an interrupted write has left; call it only while holding the run's lock."""
-        if self.folder.is_dir():
-            for path in self.folder.iterdir():
-                if path.name.startswith(".step-"):
-                    shutil.rmtree(path, ignore_errors=True)
+        """Remove what killed writers have left."""
+        sweep(self.folder, NAME.pattern)
 
     def save(self, state: RunState, learnt: Learnt, group: Group = ALONE) -> Path:
         """Write a checkpoint of the present step; one that is already there is replaced.
@@ -136,7 +134,7 @@ class Store:
         """Remove all checkpoints but those of the given steps."""
         for step in set(self.steps()) - set(kept):
             # Renamed first, so that a half-removed one is never taken for a checkpoint.
-            gone = self.folder / f".{self.path(step).name}.gone"
+            gone = beside(self.path(step), ".tmp")
             self.path(step).rename(gone)
             shutil.rmtree(gone)
 

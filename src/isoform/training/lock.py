@@ -16,11 +16,14 @@ def locked(folder: Path, group: Group = ALONE) -> Generator[None]:
     ends.
 
     Raises:
-        ConfigError: another process holds it.
+        ConfigError: another process holds it, or it is no folder.
     """
     from filelock import FileLock, Timeout
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder}: a file, expected a folder for the run") from None
     lock = FileLock(folder / ".lock")
 
     def take() -> None:

@@ -1,10 +1,11 @@
-"""The log of a run: one CSV file that survives interruptions, and TensorBoard's where asked for."""
+"""The log of a run: a CSV file that survives interruptions; TensorBoard's and W&B's where asked for."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,11 +116,22 @@ class TensorBoardLog:
 class WandBLog:
     """The same lines at Weights & Biases, under the run's own step numbers.
 
+    A run that goes on is the same run there: online it is continued, offline each process leaves a folder
+    with the run's id, which ``wandb sync`` puts together in their order.
+
+    Args:
+        folder: the run's.
+        settings: where it goes.
+        hyperparameters: shown beside the curves.
+        quiet: print nothing.
+
     Raises:
         ConfigError: the package is not installed.
     """
 
-    def __init__(self, folder: Path, settings: WandB) -> None:
+    def __init__(
+        self, folder: Path, settings: WandB, hyperparameters: Mapping[str, Any], *, quiet: bool
+    ) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
@@ -136,6 +148,8 @@ class WandBLog:
             dir=str(folder),
             id=path.read_text(encoding="utf-8"),
             resume="allow",
+            config=dict(hyperparameters),
+            settings=wandb.Settings(console="off", silent=quiet),  # the terminal is the run's own
         )
 
     def write(self, line: Line) -> None:

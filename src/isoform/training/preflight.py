@@ -7,7 +7,8 @@ from typing import Any
 
 from isoform.config import ModelConfig
 from isoform.data.batching import Batch, LabelledBatch
-from isoform.data.pipeline import Part, Prepared
+from isoform.data.parts import Part
+from isoform.data.pipeline import Prepared
 from isoform.data.preflight import Preflight
 from isoform.errors import DataError
 from isoform.nn import Transformer

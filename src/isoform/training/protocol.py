@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isoform.config.protocol import Protocol
 from isoform.data.config import LabelledData, PrefixData, TaggedData, TextData
-from isoform.data.pipeline import Task
+from isoform.data.parts import Task
 from isoform.data.vocabularies import Tokenizers
 
 

@@ -10,7 +10,8 @@ import torch
 
 from isoform.data.batching import LabelledBatch
 from isoform.data.config import LabelledData, TaggedData, TextData
-from isoform.data.pipeline import Part, Prepared
+from isoform.data.parts import Part
+from isoform.data.pipeline import Prepared
 from isoform.data.records import Pair, Prompted
 from isoform.training.evaluation_config import BeamSearch, Evaluation, MetricName, default_metrics
 from isoform.training.loss import Work

@@ -17,7 +17,8 @@ from isoform.errors import SupervisionError
 from isoform.nn import Transformer
 from isoform.training.guard import DivergenceError, first_fault
 from isoform.training.learner import Learner
-from isoform.training.loss import Work, check_fit, check_shift
+from isoform.training.loss import Work
+from isoform.training.supervision import check_fit, check_shift
 
 Context = Callable[[], AbstractContextManager[object]]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator
+from contextlib import closing
 
 import torch
 
-from isoform.data.batching import Batch, Batches, LabelledBatch, Position, stream
+from isoform.data.ahead import read_ahead
+from isoform.data.batching import Batch, Batches, LabelledBatch, Position
 from isoform.errors import SupervisionError
 from isoform.training.group import ALONE, Group
 from isoform.training.guard import Micro
@@ -18,6 +19,7 @@ from isoform.training.settings import Training
 from isoform.training.state import RunState
 
 AnyBatches = Batches[Batch] | Batches[LabelledBatch]
+Read = tuple[Batch | LabelledBatch, Work]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,52 +66,65 @@ class Updates:
     state: RunState
     group: Group = ALONE
 
-    def __iter__(self) -> Iterator[Update]:
+    def __iter__(self) -> Generator[Update]:
         position, empty = self.state.position, 0
-        source: Iterator[tuple[Any, Position]] = (
-            stream(self.train, position) if self.group.alone else self._dealt(position)
-        )
-        while True:
-            micro: list[Micro] = []
-            skipped, first = 0, position
-            for number in range(self.accumulation):
-                batch, after = next(source)
-                if batch is not None:
-                    found = Micro(batch, position, Work.of(batch, self.device), number)
-                    if found.work.count:
-                        micro.append(found)
-                    else:
-                        skipped += 1
-                position = after
-            mine = (
-                sum(m.work.count for m in micro),
-                len(micro),
-                sum(m.work.real_tokens for m in micro),
-                skipped,
-            )
-            rows = self.group.table(mine)
-            count, pieces, tokens, skipped = (int(sum(column)) for column in zip(*rows, strict=True))
-            self.state.skipped += skipped
-            empty = 0 if pieces else empty + skipped
-            if empty > self.train.count(first.epoch):
-                raise SupervisionError(
-                    "no batch of a whole epoch has a supervised position: there is nothing to learn from"
+        with closing(self._read(position)) as source:
+            while True:
+                micro: list[Micro] = []
+                skipped, first = 0, position
+                for number in range(self.accumulation):
+                    found, after = next(source)
+                    if found is not None:
+                        batch, work = found
+                        if work.count:
+                            micro.append(Micro(batch, position, work.to(self.device), number))
+                        else:
+                            skipped += 1
+                    position = after
+                mine = (
+                    sum(m.work.count for m in micro),
+                    len(micro),
+                    sum(m.work.real_tokens for m in micro),
+                    skipped,
                 )
-            if pieces:
-                passes = max(int(row[1]) for row in rows)
-                yield Update(micro, position, count, pieces, passes, tokens)
+                rows = self.group.table(mine)
+                count, pieces, tokens, skipped = (int(sum(column)) for column in zip(*rows, strict=True))
+                self.state.skipped += skipped
+                empty = 0 if pieces else empty + skipped
+                if empty > self.train.count(first.epoch):
+                    raise SupervisionError(
+                        "no batch of a whole epoch has a supervised position: there is nothing to learn from"
+                    )
+                if pieces:
+                    passes = max(int(row[1]) for row in rows)
+                    yield Update(micro, position, count, pieces, passes, tokens)
 
-    def _dealt(self, position: Position) -> Iterator[tuple[Any, Position]]:
-        """As `stream`, with nothing in the place of what other processes read."""
+    def _read(self, position: Position) -> Generator[tuple[Read | None, Position]]:
+        """The batches without end, with the position to go on from after each; nothing in the place of what
+        other processes read. They are made ahead, but no epoch is begun before its first batch is due."""
+        number = 0  # in the update
         while True:
-            for number in range(self.accumulation):
-                mine = number % self.group.size == self.group.rank
-                batch = next(iter(self.train.epoch(position.epoch, position.batch))) if mine else None
-                last = position.batch + 1 == self.train.count(position.epoch)
-                position = (
-                    Position(position.epoch + 1) if last else Position(position.epoch, position.batch + 1)
-                )
-                yield batch, position
+            epoch, count = position.epoch, self.train.count(position.epoch)
+            with closing(read_ahead(self._mine(position, count, number))) as made:
+                for index in range(position.batch, count):
+                    found = next(made) if self._reads(number) else None
+                    number = (number + 1) % self.accumulation
+                    position = Position(epoch, index + 1) if index + 1 < count else Position(epoch + 1)
+                    yield found, position
+
+    def _mine(self, position: Position, count: int, number: int) -> Generator[Read]:
+        """What this process reads of an epoch, from a position on."""
+        if self.group.alone:
+            for batch in self.train.epoch(position.epoch, position.batch):
+                yield batch, Work.of(batch)
+            return
+        for index in range(position.batch, count):
+            if self._reads((number + index - position.batch) % self.accumulation):
+                batch = next(iter(self.train.epoch(position.epoch, index)))
+                yield batch, Work.of(batch)
+
+    def _reads(self, number: int) -> bool:
+        return number % self.group.size == self.group.rank
 
 
 def total_steps(train: AnyBatches, settings: Training) -> int | None:

@@ -11,7 +11,7 @@ from isoform.checkpoints.transplant import Transplant, transplant
 from isoform.config import ModelConfig
 from isoform.config.protocol import Protocol
 from isoform.data.config import DataConfig
-from isoform.data.pipeline import Task
+from isoform.data.parts import Task
 from isoform.data.vocabularies import Tokenizers
 from isoform.errors import ConfigError
 from isoform.nn import Transformer, build

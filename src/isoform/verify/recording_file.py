@@ -12,7 +12,6 @@ import dataclasses
 import json
 import math
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isoform.config.temporary import temporary
 from isoform.errors import DataError
 from isoform.verify.recording import Node, Recording, Ref, flattened, geometry, owns, rewritten, seen_through
 
@@ -54,16 +54,11 @@ def save(recording: Recording, path: str | Path) -> None:
         ],
     }
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        save_file(tensors, temporary, {"isoform.recording": json.dumps(flow)})
-        with temporary.open("rb+") as file:
+    with temporary(path) as new:
+        save_file(tensors, new, {"isoform.recording": json.dumps(flow)})
+        with new.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        new.replace(path)
 
 
 def load(path: str | Path) -> Recording:
