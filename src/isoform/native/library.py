@@ -15,7 +15,6 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from isoform.config.temporary import temporary
 from isoform.native.program import FORMS
 
 SOURCE = Path(__file__).with_name("step.cpp")
@@ -204,10 +204,9 @@ def _first_block(lines: Any) -> list[str]:
 
 
 def _compile(compiler: str, real: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as work:
-        made = Path(work) / "step.so"
-        object_ = Path(work) / "step.o"
+    # One name for all: what a killed compiler has left goes, whichever library it was to be.
+    with temporary(path.with_name("step"), folder=True) as work:
+        made, object_ = work / "step.so", work / "step.o"
         for command in (
             [compiler, *OPTIONS, f"-DREAL={real}", "-c", str(SOURCE), "-o", str(object_)],
             # Linked without OpenMP's own library: its names are found in the one that PyTorch has loaded.
