@@ -19,6 +19,7 @@ from isoform.checkpoints.bundle import Bundle
 from isoform.checkpoints.probe import inputs
 from isoform.checkpoints.weights import fill, skeleton
 from isoform.config.heads import TokenHead
+from isoform.errors import ConfigError, DataError, did_you_mean
 from isoform.nn.forms import form_of, maps, set_form
 from isoform.nn.products import Form
 from isoform.tokens import Tokens
@@ -76,12 +77,40 @@ class Quality:
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A metric of what both networks write, each on its own.
+
+    Attributes:
+        metric: its name.
+        before: of the plain network …
+        after: … and of the other.
+        p_value: how often a difference at least as large would be seen if there were none (Koehn 2004).
+        count: how many outputs, or what else the metric counts.
+        signature: what was counted and how.
+    """
+
+    metric: str
+    before: float
+    after: float
+    p_value: float
+    count: int
+    signature: str
+
+    def line(self) -> str:
+        """The figures in words."""
+        change = f"{self.metric} {self.before:.4g} → {self.after:.4g}"
+        return f"{change} over {self.count} (p {self.p_value:.2f}, {self.signature})"
+
+
 def optimize(
     bundle: Bundle,
     *,
     weights: Form = "float32",
     keep: Sequence[str] = (),
     texts: Sequence[str] | None = None,
+    references: Sequence[str] | None = None,
+    metric: str = "exact_match",
     max_new_tokens: int = TOKENS,
 ) -> Bundle:
     """A bundle for inference whose weights are in another form; the given one is left as it is.
@@ -96,11 +125,19 @@ def optimize(
             rounding of the last map goes into the scores undamped.
         texts: prompts or sources to measure the loss of quality on; default: fixed random ids, on which a
             trained network is less sure of itself than on text.
-        max_new_tokens: the longest continuation; shorter where learned positions end.
+        references: what each of the texts should give; then both networks write it too, and ``metric`` says
+            how near they come.
+        metric: one of `isoform.evaluation.run.GENERATED`.
+        max_new_tokens: the longest continuation that choices are compared on; shorter where learned positions
+            end.
 
     Raises:
-        ConfigError: an unknown form, a bundle that has one already, or a name in ``keep`` that no map has.
+        ConfigError: an unknown form or metric, a bundle that has one already, a name in ``keep`` that no map
+            has, or references without texts.
+        DataError: not as many references as texts.
     """
+    if references is not None:
+        _check_task(texts, references, metric)
     model = skeleton(bundle.config)
     fill(model, ((name, p.detach()) for name, p in bundle.model.named_parameters()))
     set_form(model, weights, keep)
@@ -108,6 +145,8 @@ def optimize(
     noted: dict[str, Any] = {"weights": weights, "keep": list(keep)}
     if isinstance(bundle.config.head, TokenHead) and bundle.config.decoder is not None:
         noted["quality"] = quality(bundle, made, texts=texts, max_new_tokens=max_new_tokens).to_dict()
+        if texts is not None and references is not None:
+            noted["task"] = dataclasses.asdict(task(bundle, made, texts, references, metric))
     return dataclasses.replace(made, provenance={**bundle.provenance, "optimized": noted})
 
 
@@ -156,6 +195,32 @@ def quality(
         weight_bytes(reference.model),
         weight_bytes(other.model),
     )
+
+
+def task(
+    reference: Bundle, other: Bundle, texts: Sequence[str], references: Sequence[str], metric: str
+) -> Task:
+    """Score what two bundles write for texts; see `Task`."""
+    from isoform.evaluation import Bootstrap, paired
+    from isoform.evaluation.run import GENERATED
+    from isoform.generation.texts import generate_texts
+
+    found = paired(
+        *(GENERATED[metric](generate_texts(b, texts), references) for b in (reference, other)), Bootstrap()
+    )
+    before = found.first
+    return Task(metric, before.value, found.second.value, found.p_value, before.count, before.signature)
+
+
+def _check_task(texts: Sequence[str] | None, references: Sequence[str], metric: str) -> None:
+    from isoform.evaluation.run import GENERATED
+
+    if metric not in GENERATED:
+        raise ConfigError(f"metric: {metric!r} is of no texts{did_you_mean(metric, GENERATED)}")
+    if texts is None:
+        raise ConfigError("references: there are no texts that they are of")
+    if len(texts) != len(references):
+        raise DataError(f"{len(texts)} texts but {len(references)} references: each text needs one")
 
 
 def weight_bytes(model: Transformer) -> int:

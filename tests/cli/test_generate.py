@@ -105,6 +105,22 @@ def test_drawn_texts(translator, artifact, tmp_path: Path, capsys):
     assert capsys.readouterr().out == "\t".join(escaped(o.text) for o in expected) + "\n"
 
 
+def test_machine_code_is_a_choice(translator, artifact, tmp_path: Path, monkeypatch, capsys):
+    from isoform.generation import Cached
+
+    seen: list[str] = []
+    begin = Cached.begin
+    monkeypatch.setattr(
+        Cached, "begin", lambda self, *given: (seen.append(self._compile), begin(self, *given))[1]
+    )
+    file = tmp_path / "in.txt"
+    file.write_text("abc\n")
+    for given in ([], ["--compile", "never"], ["--compile", "always"]):
+        assert cli.main(["generate", artifact, str(file), "--max-new-tokens", "3", *given]) == 0
+    assert seen == ["auto", "never", "always"]
+    assert len(set(capsys.readouterr().out.splitlines())) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

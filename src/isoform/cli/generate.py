@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from isoform.generation import Search
     from isoform.generation.texts import TextOutput
 
-CHOICE, LIMITS, FORM = "Choice of token", "Limits", "Output"
+CHOICE, LIMITS, SPEED, FORM = "Choice of token", "Limits", "Speed", "Output"
 
 
 def command(
@@ -67,7 +67,14 @@ def command(
         ),
     ] = None,
     min_new_tokens: Annotated[int, typer.Option(min=0, help="Shortest output.", rich_help_panel=LIMITS)] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time.", rich_help_panel=LIMITS)] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time.", rich_help_panel=SPEED)] = 64,
+    compile: Annotated[
+        Literal["auto", "never", "always"],
+        typer.Option(
+            help="Steps in machine code: where it is there or pays for its making, never, or always.",
+            rich_help_panel=SPEED,
+        ),
+    ] = "auto",
     n_best: Annotated[
         int, typer.Option(min=1, help="Outputs a text: of a beam, or drawn.", rich_help_panel=FORM)
     ] = 1,
@@ -107,6 +114,7 @@ def command(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         batch_size=batch_size,
+        compile=compile,
     )
     alone = not files and sys.stdin.isatty()  # someone is typing: answer every line at once
     window = 1 if alone else max(1024, batch_size)

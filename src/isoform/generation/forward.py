@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from isoform.config import Rotary
 from isoform.config.positions import BY_LENGTH
-from isoform.errors import ShapeError
+from isoform.generation.whole_rows import Growing, Uncached, head_of, select_memory
 from isoform.native import built, library, switched_off
-from isoform.nn.cache import Cache, select_places
+from isoform.nn.cache import Cache
 from isoform.nn.compiled import Compiled, compiled
 from isoform.nn.lanes import Lanes
 from isoform.nn.model import Transformer
@@ -133,7 +132,7 @@ class Cached:
             else:
                 self._machine = machine, Trails.of(lanes)
             del self._cache
-        return _head(model)(last)
+        return head_of(model)(last)
 
     def _compiled(self, step: Step, rows: int, new: int) -> Compiled | None:
         """The step as machine code, where that is asked for or pays."""
@@ -215,12 +214,12 @@ class Cached:
         if self._seen is not None:
             self._seen.select(rows)
             if self._memory is not None and not same_sample:
-                self._memory = _select_memory(self._memory, rows)
+                self._memory = select_memory(self._memory, rows)
 
     def _logits(self, chosen: Tensor, cache: Cache) -> Tensor:
         tokens = Tokens(chosen[:, None], layout="full")
         hidden = self.model.hidden(tokens, cache=cache, visibility=self._visibility, cross=self._cross)
-        return _head(self.model)(hidden[:, 0])
+        return head_of(self.model)(hidden[:, 0])
 
     def _capacity(self) -> int:
         """Slots for what is read next, in blocks, but none that could never be used."""
@@ -235,112 +234,6 @@ class Cached:
         return self._whole.resume(self._seen, memory)
 
 
-class Growing:
-    """Prompts and what was chosen after them, whatever side the prompts are padded on."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
-
-    def append(self, chosen: Int[Tensor, " rows"]) -> None:
-        """One more token a row. Behind right padding it leaves a gap, which no place counts."""
-        t = self.tokens
-        real = None if t.real is None else torch.cat([t.real, torch.ones_like(t.real[:, :1])], 1)
-        layout = t.layout if t.layout in ("full", "left") else "any"
-        self.tokens = Tokens(torch.cat([t.ids, chosen[:, None]], 1), real, prefix=t.prefix, layout=layout)
-
-    def select(self, rows: Int[Tensor, " n"]) -> None:
-        """The given rows."""
-        self.tokens = self.tokens.select(rows)
-
-    def last(self) -> Int[Tensor, " rows"]:
-        """The column of each row's last real token."""
-        if self.tokens.real is None:
-            return torch.full_like(self.tokens.ids[:, 0], self.tokens.length - 1)
-        columns = torch.arange(self.tokens.length, device=self.tokens.device)
-        return torch.where(self.tokens.real, columns, 0).amax(-1)
-
-
-class Uncached:
-    """The whole row is read again at every step; the source is still encoded once (R20).
-
-    Args:
-        model: the network.
-        visibility: another rule for the decoder; default: the configuration's.
-        cross: another rule for reading the source; default: every real token.
-    """
-
-    def __init__(
-        self, model: Transformer, *, visibility: Visibility | None = None, cross: Visibility | None = None
-    ) -> None:
-        self.model = model
-        self._visibility, self._cross = visibility, cross
-
-    def begin(
-        self, tokens: Tokens, source: Tokens | None, max_new_tokens: int
-    ) -> Float[Tensor, "batch vocab"]:
-        """Encode the source and read the prompts."""
-        return self.resume(Growing(tokens), None if source is None else self.model.encode(source))
-
-    def resume(self, rows: Growing, memory: Memory | None) -> Float[Tensor, "rows vocab"]:
-        """Go on from rows that were begun elsewhere."""
-        self._rows, self._memory = rows, memory
-        return self._logits()
-
-    def step(self, chosen: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
-        """Append and read all."""
-        self._rows.append(chosen)
-        return self._logits()
-
-    def select(self, rows: Int[Tensor, " n"], *, same_sample: bool) -> None:
-        """The given rows."""
-        self._rows.select(rows)
-        if self._memory is not None and not same_sample:
-            self._memory = _select_memory(self._memory, rows)
-
-    def _logits(self) -> Tensor:
-        hidden = self.model.hidden(
-            self._rows.tokens, memory=self._memory, visibility=self._visibility, cross=self._cross
-        )
-        rows = torch.arange(hidden.shape[0], device=hidden.device)
-        return _head(self.model)(hidden[rows, self._rows.last()])
-
-
-class Function:
-    """Scores from a plain function of whole rows: forced scores, an ensemble, another library's model.
-
-    Args:
-        function: ``(tokens, source) -> [rows, V]``, the scores of the token after each row. New tokens
-            stand in columns of their own behind the prompts, so a right-padded prompt has a gap before them.
-    """
-
-    def __init__(self, function: Callable[[Tokens, Tokens | None], Float[Tensor, "rows vocab"]]) -> None:
-        self._function = function
-
-    def begin(
-        self, tokens: Tokens, source: Tokens | None, max_new_tokens: int
-    ) -> Float[Tensor, "batch vocab"]:
-        """Call the function on the prompts."""
-        self._rows, self._source = Growing(tokens), source
-        return self._function(self._rows.tokens, self._source)
-
-    def step(self, chosen: Int[Tensor, " rows"]) -> Float[Tensor, "rows vocab"]:
-        """Append and call the function on all."""
-        self._rows.append(chosen)
-        return self._function(self._rows.tokens, self._source)
-
-    def select(self, rows: Int[Tensor, " n"], *, same_sample: bool) -> None:
-        """The given rows of tokens and source."""
-        self._rows.select(rows)
-        if self._source is not None and not same_sample:
-            self._source = self._source.select(rows)
-
-
-def _head(model: Transformer) -> torch.nn.Module:
-    if model.head is None:
-        raise ShapeError("the network has no head: it gives no scores to choose tokens from")
-    return model.head
-
-
 def _rotaries(model: Transformer) -> list[Rotary]:
     layers = model.config.stack.layers()
     return [p for p in (layer.attention.positions for layer in layers) if isinstance(p, Rotary)]
@@ -349,7 +242,3 @@ def _rotaries(model: Transformer) -> list[Rotary]:
 def _columns(tokens: Tokens, start: int, end: int) -> Tokens:
     real = None if tokens.real is None else tokens.real[:, start:end]
     return Tokens(tokens.ids[:, start:end], real, prefix=tokens.prefix, layout=tokens.layout)
-
-
-def _select_memory(memory: Memory, rows: Tensor) -> Memory:
-    return Memory(memory.hidden.index_select(0, rows), select_places(memory.places, rows))

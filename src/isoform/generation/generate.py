@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from isoform.config.heads import TokenHead
 from isoform.config.protocol import Protocol
 from isoform.errors import CheckError, ConfigError, ShapeError
-from isoform.generation.forward import Cached, Compile, Forward, Uncached
+from isoform.generation.forward import Cached, Compile, Forward
 from isoform.generation.search import Greedy, Hypothesis, Job, Search
 from isoform.generation.stopping import AnyOf, Constraints, EndOfSequence, Stopping
+from isoform.generation.whole_rows import Uncached
 from isoform.nn.model import Transformer
 from isoform.tokens import Tokens
 

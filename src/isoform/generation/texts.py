@@ -12,6 +12,7 @@ import torch
 from isoform.data.progress import track
 from isoform.data.tokenizer import Tokenizer
 from isoform.errors import ConfigError, DataError, TokenizerError
+from isoform.generation.forward import Compile
 from isoform.generation.generate import Generated, generate
 from isoform.generation.search import Greedy, Hypothesis, Search
 from isoform.tokens import Tokens
@@ -55,6 +56,7 @@ class TextGenerator:
         max_new_tokens: the longest output; default: 256 tokens, or what a learned position table leaves.
         min_new_tokens: no end before an output has so many tokens.
         batch_size: texts generated at a time.
+        compile: as for `isoform.generate`.
 
     Raises:
         ConfigError: the bundle lacks what is needed.
@@ -68,6 +70,7 @@ class TextGenerator:
         max_new_tokens: int | None = None,
         min_new_tokens: int = 0,
         batch_size: int = 64,
+        compile: Compile = "auto",
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}, expected at least 1")
@@ -81,6 +84,7 @@ class TextGenerator:
         self._writer = _need(bundle.tokenizer, "output")
         self._search = Greedy() if search is None else search
         self._new, self._min, self._batch_size = max_new_tokens, min_new_tokens, batch_size
+        self._compile: Compile = compile
         if self._both and not bundle.protocol.start:
             raise ConfigError("the protocol has no start token: the decoder has nothing to begin with")
 
@@ -194,6 +198,7 @@ class TextGenerator:
             search=self._search,
             protocol=self._bundle.protocol,
             min_new_tokens=min(self._min, limit),
+            compile=self._compile,
         )
 
     def _text(self, row: list[int], h: Hypothesis) -> TextOutput:
@@ -215,6 +220,7 @@ def generate_texts(
     max_new_tokens: int | None = None,
     min_new_tokens: int = 0,
     batch_size: int = 64,
+    compile: Compile = "auto",
 ) -> list[str]:
     """The best output of each text; see `TextGenerator`."""
     writer = TextGenerator(
@@ -223,6 +229,7 @@ def generate_texts(
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
         batch_size=batch_size,
+        compile=compile,
     )
     return [outputs[0].text for outputs in writer.write(texts)]
 
