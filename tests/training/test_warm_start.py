@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from isoform import cli
 from isoform.checkpoints import load
 from isoform.checkpoints.adapter import is_adapter
 from isoform.checkpoints.transplant import transplant
@@ -210,6 +211,10 @@ def test_only_factors_learn_and_the_merged_network_is_the_adapted_one(folder: Pa
                 assert torch.equal(module.part(part), old.part(part)) == (part != "query")
     again = run(folder, ON, "two", lora, "training.seed=5", "training.ema=0.5")
     assert again.artifact == result.artifact
+    # A network of its own is made of both on request.
+    assert cli.main(["import", str(result.artifact), str(folder / "merged")]) == 0
+    whole = weights(load(folder / "merged", check=True).model)
+    assert all(torch.equal(value, whole[name]) for name, value in weights(merged.model).items())
     # Another base is refused.
     run(folder, PAIRS, "other", "training.seed=9")
     state["base"]["path"] = str(folder / "other" / "artifact")

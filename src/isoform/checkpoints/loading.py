@@ -79,13 +79,14 @@ def unchanged(bundle: Bundle, path: str | Path, *, unpickle: bool = False) -> in
         unpickle: as for `load`.
 
     Returns:
-        How many tensors there are; None for an artifact, whose own probe says more.
+        How many tensors there are; None for an artifact, whose own probe says more, and for adapters, which
+        were held against the merged network when they were opened.
 
     Raises:
         CheckError: one differs.
     """
     path = Path(path)
-    if artifact.is_artifact(path):
+    if artifact.is_artifact(path) or adapter.is_adapter(path):
         return None
     if torch_folder.is_torch_folder(path):
         rules, weights = torch_folder.opened(path, bundle.model)
