@@ -13,6 +13,7 @@ from torch import Tensor
 
 from isoform.nn import Transformer
 from isoform.training.assembly import Assembly
+from isoform.training.heap import settled_heap
 from isoform.training.interrupt import Interrupt
 from isoform.training.loss import Work
 from isoform.training.noise import NoiseScale
@@ -67,7 +68,7 @@ class _Loop:
         """Train until something ends it."""
         parts, record = self.parts, self.record
         try:
-            with Interrupt() as interrupt, exact_products(parts.device):
+            with Interrupt() as interrupt, exact_products(parts.device), settled_heap():
                 parts.model.train()
                 updates = Updates(
                     parts.train, self.settings.accumulation, parts.device, self.state, parts.group
@@ -154,7 +155,11 @@ class _Loop:
         return self._fill
 
     def _clip(self) -> Tensor:
-        if self.settings.clip_norm is not None:
-            return whole(torch.nn.utils.clip_grad_norm_(self.parts.parameters, self.settings.clip_norm))
-        gradients = [p.grad for p in self.parts.parameters if p.grad is not None]
-        return whole(torch.nn.utils.get_total_norm(gradients))
+        """The norm of all gradients; those beyond the limit are scaled down to it."""
+        parameters, most = self.parts.parameters, self.settings.clip_norm
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # To multiply everything by one takes as long as to find out that it is one; only a CPU knows in time.
+        small = type(norm) is Tensor and norm.device.type == "cpu" and float(norm) + 1e-6 <= (most or 0.0)
+        if most is not None and not small:
+            torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
+        return whole(norm)
