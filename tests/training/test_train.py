@@ -240,8 +240,12 @@ def test_train_check_and_the_artifact(tmp_path: Path, capsys: pytest.CaptureFixt
     assert cli.main(arguments) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["finished"] and answer["step"] == 2 and answer["test"]["accuracy"]["count"] == 12
+    seconds = answer["seconds"]
+    assert 0 < seconds["waiting_for_data"] < seconds["train"]
     assert cli.main([a for a in arguments if a != "--json"]) == 0
-    assert "macro_f1" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "macro_f1" in out
+    assert f"{seconds['waiting_for_data'] / seconds['train']:.1%} of it waiting for data" in out
     assert cli.main(["check", answer["artifact"]]) == 0
     assert "agree" in capsys.readouterr().out
     weights = Path(answer["artifact"]) / "model.safetensors"

@@ -75,10 +75,13 @@ def _show(result: TrainResult) -> None:
 
     console, fit = terminal.console(), result.fit
     nll = "" if fit.validation_nll is None else f", validation NLL {fit.validation_nll:.4f}"
+    state = fit.state
     console.print(
-        f"{fit.state.step:,} steps in {fit.state.seconds:,.0f} s ({fit.stop}); weights: {fit.weights}{nll}"
+        f"{state.step:,} steps in {state.seconds:,.0f} s ({fit.stop}), {state.waited / state.seconds:.1%} of"
+        f" it waiting for data; weights: {fit.weights}{nll}"
     )
     if result.test:
         rows = [(name, metric["value"], metric["signature"]) for name, metric in result.test.items()]
         console.print(terminal.table(("test", "value", "signature"), rows))
-    console.print(f"artifact: {result.artifact}")
+    assert result.artifact is not None
+    console.print(f"{result.artifact.name}: {result.artifact}")

@@ -84,7 +84,9 @@ class _Loop:
         while (stop := self._end(interrupt)) is None:
             start = time.perf_counter()
             found = next(updates)
-            self.record.window.waiting += time.perf_counter() - start
+            waited = time.perf_counter() - start
+            self.state.waited += waited
+            self.record.window.waiting += waited
             self._step(found)
             self.state.position = found.after
             self.record.stepped()

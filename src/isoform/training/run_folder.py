@@ -34,6 +34,7 @@ class FitEnded(Frozen):
     tokens: Index
     skipped: Index
     seconds: float
+    waited: float = 0.0
     best_step: Index | None
     best_nll: float | None
     waiting: Index

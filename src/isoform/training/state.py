@@ -23,6 +23,7 @@ class RunState:
         tokens: supervised positions learnt from.
         skipped: micro-batches left out because nothing in them was supervised (R30).
         seconds: time spent in the loop, over all processes.
+        waited: how much of it the next batches were waited for.
         best_step: the update after which validation was best; None before the first validation.
         best_nll: the NLL a token it had then.
         ranking: NLL and step of the best so far, best first; as many as are kept.
@@ -36,6 +37,7 @@ class RunState:
     tokens: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    waited: float = 0.0
     best_step: int | None = None
     best_nll: float | None = None
     waiting: int = 0

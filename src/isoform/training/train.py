@@ -65,7 +65,7 @@ class TrainResult:
             "finished": self.finished,
             "stop": fit.stop,
             "step": fit.state.step,
-            "seconds": {"train": fit.state.seconds},
+            "seconds": {"train": fit.state.seconds, "waiting_for_data": fit.state.waited},
             "precision": fit.precision,
             "weights": fit.weights,
             "best_step": fit.state.best_step,
