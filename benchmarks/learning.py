@@ -112,7 +112,7 @@ def _compare(case: str, given: dict[str, Any], tokens: int, repeats: int, floor:
         for who, (module, loss) in given.items():
             name = f"{who} {'bfloat16 autocast' if half else 'float32'}"
             runs[name] = _step(name, module, loss, half, losses)
-    with settled_heap():  # as in the training loop; the peers' steps are the quicker for it too
+    with settled_heap():  # as in the training loop, for the peers too
         seconds = in_turns(runs, repeats)
     first = next(iter(runs))
     found: list[Row] = []
@@ -156,7 +156,7 @@ def buckets(shape: Shape, sentences: int, repeats: int) -> Section:
     works = {"random batches of 16, scores everywhere": works["random batches of 16"], **works}
     runs: dict[str, Run] = {who: _pass(model, batches) for who, batches in works.items()}
     runs[next(iter(works))] = _usual_pass(model, works["random batches of 16"])
-    with settled_heap():  # as in the training loop; the peers' steps are the quicker for it too
+    with settled_heap():  # as in the training loop, for the peers too
         seconds = in_turns(runs, repeats)
     rows: list[Row] = []
     for who, took in seconds.items():

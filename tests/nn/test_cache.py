@@ -336,3 +336,18 @@ def test_the_memory_is_projected_once():
         for token in range(1, 5):
             model.hidden(Tokens(torch.full((3, 1), token)), cache=cache)
     assert len(projected) == len(model.decoder.layers)
+
+
+@torch.inference_mode()
+def test_a_condition_is_read_at_once():
+    """Its first tokens read its last: in pieces they would read what is not there yet, and say nothing."""
+    model = network(preset("gpt2", visibility="prefix"))
+    ids = torch.tensor([[3, 1, 4, 2, 5], [5, 2, 6, 1, 3]])
+    prefix = torch.tensor([2, 4])
+    whole = model.hidden(Tokens(ids, prefix=prefix))
+    with pytest.raises(ShapeError, match="row 1: 3 tokens are read into an empty cache, its condition has 4"):
+        model.hidden(Tokens(ids[:, :3], prefix=prefix), cache=Cache.allocate(model.config, 2, 5, dtype=WIDE))
+    cache = Cache.allocate(model.config, 2, 5, dtype=WIDE)
+    parts = [model.hidden(Tokens(ids[:, :4], prefix=prefix), cache=cache)]
+    parts.append(model.hidden(Tokens(ids[:, 4:]), cache=cache))
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=BOUND)

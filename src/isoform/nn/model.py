@@ -108,9 +108,15 @@ class Transformer(nn.Module):
 
         With a cache the tokens continue what it holds, their keys and values are stored, and its lengths
         advance. Padding among them has to be on the right.
+
+        Raises:
+            ShapeError: the first tokens of a prefix decoder's cache end inside the condition, all of which
+                each of its tokens reads.
         """
         stack = self.encoder if self.decoder is None else self.decoder
         assert stack is not None
+        if cache is not None and cache.fresh and stack.cfg.visibility == "prefix":
+            _check_condition(tokens)
         sides = _sides(tokens, cache)
         x = self.embedding(tokens, sides.positions)
         x = stack(x, sides, visibility=visibility, memory=memory, cross=cross, cache=cache)
@@ -168,6 +174,18 @@ def _shared(tokens: Tokens) -> Int[Tensor, "rows length"]:
     if tokens.position_ids is None and tokens.documents is None and tokens.layout in ("full", "right"):
         return torch.arange(tokens.length, device=tokens.device)[None]
     return tokens.positions()
+
+
+def _check_condition(tokens: Tokens) -> None:
+    if tokens.prefix is None or tokens.prefix.is_meta or torch.compiler.is_compiling():
+        return
+    lengths = tokens.lengths()
+    if bool((tokens.prefix > lengths).any()):
+        row = int((tokens.prefix > lengths).nonzero()[0])
+        raise ShapeError(
+            f"row {row}: {int(lengths[row])} tokens are read into an empty cache, its condition has "
+            f"{int(tokens.prefix[row])}: every token of a condition reads all of it, so it is read at once"
+        )
 
 
 def _sides(tokens: Tokens, cache: Cache | None) -> Sides:
