@@ -7,7 +7,11 @@ import itertools
 import pytest
 import torch
 
+from isoform.config import presets
+from isoform.cost import Workload, kv_cache, memory, parameters
+from isoform.cost.counters import measure_memory
 from isoform.generation import Beam, Cached, Generated, Greedy, Sample, Uncached, generate
+from isoform.nn import build
 from isoform.nn.capture import capture
 from isoform.nn.lanes import Lanes
 from isoform.nn.step import prepare
@@ -185,6 +189,26 @@ def test_a_long_prompt_in_pieces(network, configuration, prompts, monkeypatch, k
     monkeypatch.setattr(type(model), "hidden", spy)
     same(generate(model, tokens, **given), whole)
     assert widths[:3] == ([5, 1, 1] if kind == "rotary-dynamic" else [2, 2, 1])
+
+
+@torch.inference_mode()
+def test_the_memory_of_a_long_prompt(monkeypatch):
+    """In pieces: weights, the cache, and what one piece needs; of that its mask alone grows with the prompt."""
+    config = presets.gpt2(
+        50, d_model=32, n_heads=2, ffn_width=512, n_layers=2, max_positions=1100, dropout=0.0
+    )
+    model, piece = build(config, seed=0).eval(), 32
+    monkeypatch.setattr("isoform.generation.forward.CHUNK", piece)
+    beside: list[int] = []
+    for length in (512, 1024):
+        tokens = Tokens(torch.arange(length)[None] % 50)
+        with measure_memory(model) as use:
+            Cached(model, compile="never").begin(tokens, None, 2)
+        held = parameters(config).total * 4 + kv_cache(config, Workload("prefill", 1, length + 1))
+        beside.append(use.peak - held)
+    whole = memory(config, Workload("prefill", 1, 1024)).transient
+    assert beside[1] < 2.2 * beside[0] and beside[1] < whole / 3
+    assert beside[1] - beside[0] <= 3 * 4 * piece * 512 + 3 * 8 * 512  # a mask, in two types, and places
 
 
 @pytest.mark.long
