@@ -193,7 +193,7 @@ def test_a_long_prompt_in_pieces(network, configuration, prompts, monkeypatch, k
 
 @torch.inference_mode()
 def test_the_memory_of_a_long_prompt(monkeypatch):
-    """In pieces: weights, the cache, and what one piece needs; of that its mask alone grows with the prompt."""
+    """In pieces: weights, the cache, and what one piece needs, of which its mask alone grows."""
     config = presets.gpt2(
         50, d_model=32, n_heads=2, ffn_width=512, n_layers=2, max_positions=1100, dropout=0.0
     )
