@@ -205,9 +205,8 @@ def task(
     from isoform.evaluation.run import GENERATED
     from isoform.generation.texts import generate_texts
 
-    found = paired(
-        *(GENERATED[metric](generate_texts(b, texts), references) for b in (reference, other)), Bootstrap()
-    )
+    first, second = (GENERATED[metric](generate_texts(b, texts), references) for b in (reference, other))
+    found = paired(first, second, Bootstrap())
     before = found.first
     return Task(metric, before.value, found.second.value, found.p_value, before.count, before.signature)
 
