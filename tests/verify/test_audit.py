@@ -213,3 +213,24 @@ def test_what_stands_at_padding_is_not_compared() -> None:
         fast = encoder(x, src_key_padding_mask=padding)
     assert not torch.allclose(fast[:, 5], encoder(x, src_key_padding_mask=padding)[:, 5], atol=1e-3)
     assert audit(encoder, {"src": x, "src_key_padding_mask": padding}, checks=["paths"])["paths"].passed
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_fused_path_that_hooks_would_turn_off_is_run() -> None:
+    """A mean over all positions reads the zeros that the fused path leaves at padding."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(24, 6, 40, batch_first=True)
+            self.table, self.encoder = nn.Embedding(11, 24), nn.TransformerEncoder(layer, 2)
+
+        def forward(self, ids: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
+            return self.encoder(self.table(ids), src_key_padding_mask=padding_mask).mean(1, keepdim=True)
+
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[0, 4:] = True
+    ids = torch.arange(12).view(2, 6) % 11
+    check = audit(Mean().eval(), {"ids": ids, "padding_mask": padding}, checks=["paths"])["paths"]
+    assert check.passed is False
+    assert "no gradient" in check.statement

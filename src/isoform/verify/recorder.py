@@ -20,6 +20,8 @@ from isoform.verify.subject import Subject
 
 # Further outputs of these are by-products that nothing in a forward pass reads.
 _BY_PRODUCTS = frozenset(("native_layer_norm", "native_dropout", "native_batch_norm", "native_group_norm"))
+# Outputs of these are all alike; an empty one may be where no token chose an expert.
+_PARTS = frozenset(("unbind", "split", "split_with_sizes", "chunk", "tensor_split"))
 
 
 @dataclasses.dataclass
@@ -121,7 +123,7 @@ class Recorder(TorchDispatchMode):
             return out
         source = _source()
         for index, value in enumerate(outputs):
-            if index and (value.numel() == 0 or name in _BY_PRODUCTS):
+            if index and (name in _BY_PRODUCTS or (value.numel() == 0 and name not in _PARTS)):
                 continue
             extra = {**named, "output": index} if index else named
             node = self._note(name.rstrip("_"), tuple(refs), extra, value, source, func, inplace)

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from isoform.verify.diagnose.parts import Linear, Part
 
+ROUNDED = 1e-4
+"""Above this, rows are too far apart to be looked up in one sorted list: each is held against all."""
+
 
 @dataclasses.dataclass(eq=False)
 class Rows:
@@ -38,21 +41,28 @@ class Rows:
         return bool(((self.scale - 1).abs() > 1e-6).any())
 
 
-def match_rows(a: Tensor, b: Tensor) -> Rows:
+def match_rows(a: Tensor, b: Tensor, tolerance: float = 2e-6) -> Rows:
     """Find each row of ``b`` among the rows of ``a``, up to a positive factor.
 
     Args:
         a: ``[n, width]``.
         b: ``[m, width]``.
+        tolerance: how far two rows may be apart, as unit vectors: more where factors were folded into weights
+            that were rounded afterwards.
     """
     index = torch.full((b.shape[0],), -1, dtype=torch.long)
     scale = torch.ones(b.shape[0], dtype=torch.float64)
     if a.shape[1:] != b.shape[1:] or a.shape[0] == 0:
         return Rows(index, scale)
-    if a.shape == b.shape and _near(a, b):
+    if a.shape == b.shape and _near(a, b, tolerance / 2):
         return Rows(torch.arange(b.shape[0]), scale)
     long_a, long_b = a.norm(dim=1), b.norm(dim=1)
     unit_a, unit_b = a / long_a.clamp(min=1e-30)[:, None], b / long_b.clamp(min=1e-30)[:, None]
+    if tolerance > ROUNDED:
+        nearest = (unit_b @ unit_a.t()).argmax(1)
+        same = (unit_a[nearest] - unit_b).abs().amax(1) < tolerance
+        index = torch.where(same, nearest, index)
+        return _scaled(index, scale, long_a, long_b, tolerance)
     direction = torch.randn(a.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     key_a, key_b = unit_a @ direction, unit_b @ direction
     order = key_a.argsort()
@@ -62,16 +72,20 @@ def match_rows(a: Tensor, b: Tensor) -> Rows:
         same = (unit_a[candidate] - unit_b).abs().amax(1) < 2e-6
         fresh = same & (index < 0)
         index = torch.where(fresh, candidate, index)
+    return _scaled(index, scale, long_a, long_b, tolerance)
+
+
+def _scaled(index: Tensor, scale: Tensor, long_a: Tensor, long_b: Tensor, tolerance: float) -> Rows:
     found = index >= 0
     scale[found] = long_b[found] / long_a[index[found]].clamp(min=1e-30)
-    scale[(scale - 1).abs() < 2e-6] = 1.0
+    scale[(scale - 1).abs() < tolerance] = 1.0
     return Rows(index, scale)
 
 
-def _near(a: Tensor, b: Tensor) -> bool:
+def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
     if torch.equal(a, b):
         return True
-    return bool((a - b).abs().max() <= 1e-6 * a.abs().max().clamp(min=1e-30))
+    return bool((a - b).abs().max() <= tolerance * a.abs().max().clamp(min=1e-30))
 
 
 def rows_of(parts: list[Part]) -> tuple[Tensor, Tensor]:

@@ -302,6 +302,12 @@ STACKED = [
     Planted(("sliding-window", "softcap"), {"sliding-window": 1, "softcap": 1}, {"cap": 2.0, "window": 4}),
     Planted(("head-merge", "rope-pairing"), {"head-merge": 1, "rope-pairing": 1}),
     Planted(
+        ("mask-polarity", "rope-partial", "attention-scale"),
+        {"mask-polarity": "inverted", "rope-partial": 1, "attention-scale": 1},
+        ROPE,
+        left=True,
+    ),
+    Planted(
         ("weight-transpose", "output-bias", "activation"),
         {"weight-transpose": 1, "output-bias": 1, "activation": "relu"},
         {"head_bias": True},

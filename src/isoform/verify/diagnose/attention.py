@@ -11,13 +11,16 @@ from torch import Tensor
 
 from isoform.verify.align import Part, Site, values_of
 from isoform.verify.diagnose.case import Case, profile
-from isoform.verify.diagnose.cores import Core, allowed, paired_heads
+from isoform.verify.diagnose.cores import Core, allowed, open_padding, paired_heads
 from isoform.verify.diagnose.masks import explain_bias, explain_mask
 from isoform.verify.diagnose.mixing import explain_mix, explain_order
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.scores import explain_scores
 from isoform.verify.diagnose.sites import over_keys
 from isoform.verify.rows import Rows
+
+HARDLY = 0.25
+"""Below this share of what one model reads, what both read says too little of their scores."""
 
 
 def check(case: Case, a: Site, b: Site) -> None:
@@ -119,9 +122,14 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     open_a, open_b = allowed(base_a), allowed(base_b)
     explain_mask(case, place, a, b, open_a, open_b, queries, keys)
     both = open_a & open_b & queries[:, None, :, None]
+    if int(both.sum()) < HARDLY * int((open_a & queries[:, None, :, None]).sum()):
+        # They read hardly anything that both read: what becomes of it is asked without padding.
+        base_a, base_b = open_padding(a), open_padding(b)
+        both = allowed(base_a) & allowed(base_b)
     heads = paired_heads(case, place, a, b)
     both = both[:, torch.arange(both.shape[1])]
     base_a, base_b = torch.where(both, base_a, 0.0), torch.where(both, base_b, 0.0)
-    explain_bias(case, place, a, b, base_a[:, heads], base_b, both, queries, keys)
+    if not a.opened and not b.opened:  # what is added may be counted from the mask
+        explain_bias(case, place, a, b, base_a[:, heads], base_b, both, queries, keys)
     explain_scores(case, place, a, b, base_a, base_b, both, heads)
     explain_mix(case, place, a, b, role)

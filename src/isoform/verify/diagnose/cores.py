@@ -16,6 +16,9 @@ from isoform.verify.rows import Rows
 FORBIDDEN = 5e3
 """Scores this far below the largest of their row are masked."""
 
+NOTHING = 1e8
+"""Rows that hold no score above minus this read nothing: all of their places are masked alike."""
+
 
 @dataclasses.dataclass(eq=False)
 class Core:
@@ -27,6 +30,7 @@ class Core:
         heads: number of heads in the products.
         inputs: for q, k and v the reference's values in this model's order of columns, ``[B, T, columns]``.
         added: for some of them what is added to them on the way.
+        opened: values of nodes that read the padding mask, if it said one thing of every place; for scores.
     """
 
     model: Model
@@ -34,6 +38,7 @@ class Core:
     heads: int
     inputs: dict[str, Tensor]
     added: dict[str, Tensor] = dataclasses.field(default_factory=dict[str, Tensor])
+    opened: dict[int, Tensor] = dataclasses.field(default_factory=dict[int, Tensor])
 
     def given(self, **factors: float) -> dict[int, Tensor]:
         """Values for the projections; a factor of 0 or 2 for q, k or v multiplies them, biases included."""
@@ -53,7 +58,10 @@ class Core:
 
     def logits(self, given: dict[int, Tensor]) -> Tensor:
         """What goes into the softmax, but for what is the same for all keys; ``[B, heads, T, S]``."""
-        value = self.model.graph.evaluate(self.site.logits, given)
+        graph, ends = self.model.graph, (self.site.query, self.site.key)
+        if self.opened:  # positions may be counted from the mask: queries and keys stay what they are
+            given = {**self.opened, **graph.evaluate_all(ends, given)}
+        value = graph.evaluate(self.site.logits, given)
         return value.reshape(self.model.graph.batch, -1, *value.shape[-2:])
 
     def operand(self, which: str, given: dict[int, Tensor]) -> Tensor:
@@ -73,6 +81,36 @@ class Core:
         """Channels of a head."""
         value = self.model.graph.values[self.site.query]
         return value.shape[-1]
+
+
+def open_padding(core: Core) -> Tensor:
+    """Let every query read all places that are not hidden for another reason than padding.
+
+    Returns:
+        The scores of queries that are zero, ``[B, heads, T, S]``.
+    """
+    tried: list[tuple[int, dict[int, Tensor], Tensor]] = []
+    for real in (True, False):  # a mask that is understood the wrong way round is open where all is padding
+        core.opened = _one_kind(core.model, real)
+        base = core.logits(core.given(q=0.0))
+        tried.append((int((allowed(base) & (base > -NOTHING)).sum()), core.opened, base))
+    _, core.opened, base = max(tried, key=lambda t: t[0])
+    return base
+
+
+def _one_kind(model: Model, real_ones: bool) -> dict[int, Tensor]:
+    """Values of the nodes that read a padding mask, if it said the same of every place."""
+    open_masks: dict[str, Tensor] = {}
+    contents = set(model.recording.contents.values())
+    for name, value in model.recording.inputs.items():
+        for real in model.graph.real.values():
+            for mask in (real, real.t()):
+                if name in contents or value.shape != mask.shape or bool(mask.all()) or not bool(mask.any()):
+                    continue
+                kept, other = value[mask][0], value[~mask][0]
+                if bool((value[mask] == kept).all()) and bool((value[~mask] == other).all()):
+                    open_masks[name] = torch.full_like(value, (kept if real_ones else other).item())
+    return model.graph.reading(open_masks) if open_masks else {}
 
 
 def allowed(base: Tensor) -> Tensor:

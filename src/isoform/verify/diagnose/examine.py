@@ -118,6 +118,8 @@ def _unpaired(case: Case) -> None:
     more = [x for x in more if isinstance(x, Site) or x.out not in _inputs(b)]
     if not lost and not more:
         return
+    # A source that nothing reads is not run at all: the parts that would have read it are the ones missing.
+    lost, more = _of_target(case.a, lost) or lost, _of_target(case.b, more) or more
     first = min(lost or more, key=lambda x: x.out.node if x.out is not None else 0)
     node = first.out.node if first.out is not None else 0
     same = case.b.sources_at(case.a.sources.get(first.out.out)) if lost and first.out is not None else None
@@ -131,6 +133,10 @@ def _unpaired(case: Case) -> None:
         words = [f"computes this as {part} does", "computes it in a way of its own"]
     case.add("unexplained", case.place(part, here, there), words[0], words[1], there)
     case.torn = True
+
+
+def _of_target(model: Model, parts: list[Site | Inner]) -> list[Site | Inner]:
+    return [x for x in parts if x.out is not None and model.role(x.out.out) == "target"]
 
 
 def _inputs(structure: Structure) -> set[Linear]:

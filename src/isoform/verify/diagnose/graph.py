@@ -117,6 +117,17 @@ class Graph:
                 done[number] = self._run(node, done, touched)
         return {t: done.get(t, self.values[t]) for t in targets}
 
+    def reading(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        """Values of the nodes that read these inputs, if these were the inputs."""
+
+        def value(ref: Ref) -> Tensor:
+            given = inputs.get(str(ref.name)) if ref.kind == "input" else None
+            return self.value(ref) if given is None else given
+
+        nodes = (self.nodes[n] for n in self.useful)
+        readers = [n for n in nodes if any(r.kind == "input" and r.name in inputs for r in n.refs())]
+        return {node.number: run_again(node, value, native=self.native) for node in readers}
+
     def region(self, target: int, stops: Iterable[int]) -> list[int]:
         """Nodes between ``stops`` (not included) and a target (included), in order; content only."""
         stops = set(stops)

@@ -52,10 +52,11 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         )
     else:
         eps_differs(case, place, order, a, b)
+    near = max(1e-6, case.constants)  # gains may be rounded after something was folded into them
     foreign: dict[str, str | None] = {}
-    if not bessel and not close(a.gain, b.gain, 1e-6):
+    if not bessel and not close(a.gain, b.gain, near):
         offset = b.gain - a.gain
-        if abs(abs(float(offset.mean())) - 1) < 1e-5 and float(offset.std()) < 1e-5:
+        if abs(abs(float(offset.mean())) - 1) < 10 * near and float(offset.std()) < 10 * near:
             more, less = "multiplies by 1 + w", "multiplies by w"
             up = float(offset.mean()) > 0
             add("norm-offset", less if up else more, more if up else less)
@@ -71,7 +72,7 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         else:
             foreign["gain"] = whose(case, b.gain)
     if (
-        not close(a.bias, b.bias, 1e-6)
+        not close(a.bias, b.bias, near)
         and float(torch.maximum(a.bias.abs().max(), b.bias.abs().max())) > 1e-9
     ):
         none_a, none_b = float(a.bias.abs().max()) == 0, float(b.bias.abs().max()) == 0

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Inner, Key, Model, Site
+from isoform.verify.align import Inner, Key, Linear, Model, Site
 from isoform.verify.rows import match_rows, rows_of, whole
 
 SHARE = 0.3
@@ -41,7 +41,21 @@ def pair(a: Model, b: Model) -> None:
     b.rename(unlike)
     _demote(a, b)
     _demote(b, a)
-    _realign(a, b)
+    if order(b, a) == sorted(order(b, a)):
+        _realign(a, b)
+
+
+def order(model: Model, other: Model) -> list[tuple[str, bool, int]]:
+    """Numbers of the parts that both have, by stream, in the order in which they are run."""
+    ends: list[tuple[str, int, Linear | None]] = []
+    for kind, own, theirs in (
+        ("inner", model.structure.inners, other.structure.inners),
+        ("site", model.structure.sites, other.structure.sites),
+    ):
+        both = {x.index for x in theirs}
+        ends += [(kind, x.index, x.out) for x in own if x.index in both]
+    found = [(kind, out is not None and model.role(out.out) == "target", index) for kind, index, out in ends]
+    return sorted(found, key=lambda x: x[:2])
 
 
 def _demote(model: Model, other: Model) -> None:

@@ -115,6 +115,7 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
     pairs = [(places[i], places[j]) for i, j in two.pairs]
     own, other = ([frozenset(p) for p in x] for x in (one.pairs, pairs))
     fa, fb = frequencies(one), frequencies(two)
+    near = max(1e-5, case.constants)
     order = [other.index(p) for p in own] if set(own) == set(other) else None
     if order is None:
         moved = places != list(range(len(places)))
@@ -130,17 +131,17 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
     else:
         flipped = torch.tensor([-1.0 if pairs[k][0] > pairs[k][1] else 1.0 for k in order])
         fb = fb[order] * flipped
-        if gap(fa, -fb) < 1e-5 and gap(fa, fb) > 1e-5:
+        if gap(fa, -fb) < near and gap(fa, fb) > near:
             add(
                 "rope-pairing",
                 "turns the first channel of a pair towards the second",
                 "turns the second towards the first",
             )
             return
-    if gap(fa.abs(), fb.abs()) <= 1e-5:
+    if gap(fa.abs(), fb.abs()) <= near:
         return
     fa, fb = (f.abs().sort(descending=True).values for f in (fa, fb))
-    if gap(fa, fb) > 1e-5:
+    if gap(fa, fb) > near:
         add("rope-frequency", _theta(fa, one), _theta(fb, two), reference=fa.tolist(), candidate=fb.tolist())
     elif order is not None:
         add("rope-pairing", "gives its pairs of channels one order of angles", "gives them another")

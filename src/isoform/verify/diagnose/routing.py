@@ -65,7 +65,10 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) ->
         return False
     factor = float((one.alone * two.alone).sum() / one.alone.square().sum())
     if factor == 0 or gap(one.alone * factor, two.alone) > 1e-6:
-        return _experts_differ(case, a, b, one, two)
+        _experts_differ(case, a, b, one, two)
+        if gap(one.weights, two.weights) < 1e-6:
+            return True
+        factor = 1.0  # not to be told where the experts are others
     words_a, words_b = _words(one), _words(two)
     if abs(factor - 1) > 1e-6:
         words_b += f", and multiplies by {factor:.6g} of the other's factor"
@@ -77,7 +80,7 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) ->
     return True
 
 
-def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measured) -> bool:
+def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measured) -> None:
     """Some experts are other functions: what is the matter is said where their own maps are compared."""
     found = [e for e in range(len(one.alone)) if gap(one.alone[e], two.alone[e]) > 1e-6]
     own = {x.node for r in case.b.structure.routers if r is b for x in r.experts}
@@ -92,7 +95,6 @@ def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measur
             b.end,
             experts=found,
         )
-    return True
 
 
 def _bare(model: Model, node: int) -> int:

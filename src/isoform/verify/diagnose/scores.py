@@ -49,9 +49,9 @@ def explain_scores(
     cap_a, cap_b = _cap(one, small_a), _cap(two, small_b)
     if (cap_a or cap_b) and not _same_cap(cap_a, cap_b):
         add("softcap", _capped(cap_a), _capped(cap_b), reference=cap_a, candidate=cap_b)
-        if gap(small_a, small_b) <= case.tolerance * 10:
+        if gap(small_a, small_b) <= max(2e-5, case.tolerance):
             return
-    elif gap(small_a, small_b) <= case.tolerance * 10:
+    elif gap(small_a, small_b) <= max(2e-5, case.tolerance):
         add("unexplained", "bends large scores in one way", "bends them in another")
         return
     groups = shared_heads(case, a, b, "k")
@@ -63,7 +63,7 @@ def explain_scores(
     if groups is not None or normed_a != normed_b:
         _beside(add, case, a, b)
         return
-    ratio = _ratio(small_a, small_b, both)
+    ratio = _ratio(small_a, small_b, both, max(1e-5, case.constants))
     if ratio is not None:
         add("attention-scale", *_scales(a, b, ratio), ratio=ratio)
         return
@@ -114,12 +114,12 @@ def _normed(scores: Any, core: Core, base: Tensor) -> bool:
     )
 
 
-def _ratio(a: Tensor, b: Tensor, both: Tensor) -> float | None:
+def _ratio(a: Tensor, b: Tensor, both: Tensor, tolerance: float = 1e-5) -> float | None:
     x, y = a[both], b[both]
     if not len(x) or float(x.square().sum()) == 0:
         return None
     ratio = float((x * y).sum() / x.square().sum())
-    return ratio if ratio != 0 and gap(x * ratio, y) < 1e-5 else None
+    return ratio if ratio != 0 and gap(x * ratio, y) < tolerance else None
 
 
 def _scales(a: Core, b: Core, ratio: float) -> tuple[str, str]:
@@ -139,8 +139,8 @@ def _named(scale: float, core: Core) -> str:
         "1/d_head": 1 / width,
         "√d_head": width**0.5,
     }
-    name = next((f" = {n}" for n, v in forms.items() if abs(v / scale - 1) < 1e-5), "")
-    return f"{scale:.6g}{name}"
+    known = next((f"{v:.6g} = {n}" for n, v in forms.items() if abs(v / scale - 1) < 1e-5), "")
+    return known or f"{scale:.6g}"
 
 
 def measured_scale(core: Core) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from isoform.verify.align import Key
+from isoform.verify.align import Key, Model
 from isoform.verify.diagnose import routing
 from isoform.verify.diagnose.biases import in_sum
 from isoform.verify.diagnose.case import Case
@@ -37,14 +37,53 @@ def check(case: Case) -> None:
 
 
 def _same_trunks(case: Case) -> None:
-    """What is done to a sum once belongs to its readers where it has several of them in one model only."""
+    """What is done to a sum once belongs to it also where it has one reader alone in one of the models."""
     a, b = case.a.structure, case.b.structure
     for key, node_b in case.b.states.items():
         node_a = case.a.states.get(key)
-        if node_a is None or (a.readers.get(node_a, 0) < 2) == (b.readers.get(node_b, 0) < 2):
+        if node_a is None:
             continue
-        if (a.trunk.get(node_a) == node_a) != (b.trunk.get(node_b) == node_b):
+        alone = [len(s.readers.get(n, [])) < 2 for s, n in ((a, node_a), (b, node_b))]
+        bare = [s.trunk.get(n, n) == n for s, n in ((a, node_a), (b, node_b))]
+        if alone[0] == alone[1] or bare[0] == bare[1]:
+            continue
+        given = _given(case, node_a, node_b)
+        if alone[1]:
+            wanted = case.a.of_node(a.trunk[node_a])
+            found = _first_equal(case, case.b, node_b, given, wanted)
+        else:
+            end = b.trunk[node_b]
+            value = case.b.graph.evaluate(end, given)
+            wanted = case.b.graph.canonical(value, value.shape[-1], end)
+            found = _first_equal(case, case.a, node_a, {}, wanted)
+        if found is None:  # what is done there belongs to the readers, then
             a.trunk[node_a], b.trunk[node_b] = node_a, node_b
+        else:
+            (b.trunk if alone[1] else a.trunk)[node_b if alone[1] else node_a] = found
+
+
+def _given(case: Case, na: int, nb: int) -> dict[int, Tensor]:
+    """A's value at a point of B's stream; token vectors are B's own (a factor may be folded in)."""
+    value = case.a.of_node(na)
+    if value is None or nb in case.b.structure.entries or case.b.of_node(nb, value.shape[-1]) is None:
+        return {}
+    return {nb: case.b.graph.shaped(value, nb, value.shape[-1])}
+
+
+def _first_equal(
+    case: Case, model: Model, top: int, given: dict[int, Tensor], wanted: Tensor | None
+) -> int | None:
+    """The first node between a sum and its only reader that has a value."""
+    ends = model.structure.readers.get(top, [])
+    if not ends or wanted is None:
+        return None
+    chain = model.structure.chain(ends[0])
+    for node in reversed(chain[: chain.index(top) + 1] if top in chain else []):
+        value = model.graph.evaluate(node, given)
+        found = model.graph.canonical(value, value.shape[-1], node)
+        if found is not None and case.differ(wanted, found, model.role(node)) <= case.tolerance:
+            return node
+    return None
 
 
 def check_small(case: Case) -> None:
@@ -105,7 +144,7 @@ def _entry(case: Case, na: int, nb: int) -> None:
         return
     role = case.a.role(na)
     ratio = float((va * vb).sum() / va.square().sum()) if va.shape == vb.shape else 1.0
-    if va.shape == vb.shape and case.differ(va * ratio, vb, role) <= CLOSE and ratio != 0:
+    if va.shape == vb.shape and case.differ(va * ratio, vb, role) <= case.tolerance and ratio != 0:
         return
     place = case.place("embedding", na, nb)
     if va.shape != vb.shape:

@@ -31,7 +31,7 @@ class Structure:
         routers: choices of experts. The experts' own maps are not among `linears`: which tokens they read is
             decided anew in every run.
         trunk: for each entry or state the node through which everything that reads it goes.
-        readers: for each of these how many read it.
+        readers: for each of these the nodes that read it.
         top: for each node the entry, state or linear result it is a function of alone; ROOT: of several.
     """
 
@@ -183,7 +183,7 @@ class Structure:
                 for top in self.tops(start):
                     if top in (*self.states, *self.entries):
                         readers.setdefault(top, []).append(start)
-        self.readers = {top: len(nodes) for top, nodes in readers.items()}
+        self.readers = readers
         trunk: dict[int, int] = {}
         for top, nodes in readers.items():
             chains = [list(reversed(self.chain(n))) for n in nodes]

@@ -29,7 +29,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
             continue
         wa, bias_a = rows_of(pa)[0], whole_a[name][0]
         wb, bias_b = rows_of(pb)[0], whole_b[name][0]
-        rows = match_rows(wa, wb)
+        rows = match_rows(wa, wb, case.tolerance)
         order = pb[0].linear.node
         place = case.place(f"{_kind(a)} {NAMES[name]}", pa[0].linear.node, pb[0].linear.node)
         place = dataclasses.replace(place, layer=layer_of(case.a, a.query))  # memory is another stack's
@@ -41,7 +41,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
         others = torch.cat(
             [rows_of([p])[0] for _, p in everything if p.linear.weight.shape[1] == wb.shape[1]]
         )
-        among = match_rows(others, wb)
+        among = match_rows(others, wb, case.tolerance)
         if wa.shape == wb.shape and among.complete:
             packed.append(name)
             if name == "q":  # what stands for the queries is laid out as it is by the rotation
@@ -93,7 +93,7 @@ def check_inner(case: Case, a: Inner, b: Inner) -> None:
     pa, pb = whole(a.sources), whole(b.sources)
     wa, bias_a = rows_of(pa)
     wb, bias_b = rows_of(pb)
-    rows = match_rows(wa, wb)
+    rows = match_rows(wa, wb, case.tolerance)
     place = case.place("feed-forward input projection", a.sources[0].node, b.sources[0].node)
     if rows.complete and wa.shape == wb.shape:
         case.rows[("inner", b.index)] = rows
@@ -120,7 +120,7 @@ def check_other(case: Case, a: Linear, b: Linear, last: bool) -> None:
             b.node,
         )
         return
-    rows = match_rows(a.weight, b.weight)
+    rows = match_rows(a.weight, b.weight, case.tolerance)
     if not rows.complete or (not rows.plain and bool((rows.index != torch.arange(len(rows.index))).any())):
         _foreign(case, place, whole([a]), a.weight, b.weight, b.node)
         rows = Rows(torch.arange(a.weight.shape[0]), torch.ones(a.weight.shape[0], dtype=torch.float64))
@@ -136,7 +136,7 @@ def _kind(site: Site) -> str:
 def _out(case: Case, part: str, a: Linear, b: Linear, site: tuple[Site, Site] | None) -> Rows | None:
     """The map that writes to the stream: its columns may stand in another order, its rows may not."""
     place = case.place(part, a.node, b.node)
-    columns = match_rows(a.weight.t(), b.weight.t())
+    columns = match_rows(a.weight.t(), b.weight.t(), case.tolerance)
     if a.weight.shape != b.weight.shape or not columns.complete:
         _foreign(case, place, whole([a]), a.weight, b.weight, b.node)
         found = None
@@ -263,10 +263,14 @@ def _foreign(case: Case, place: object, parts: list[Part], a: Tensor, b: Tensor,
         if value.dim() != 2 or not value.is_floating_point():
             continue
         for form, matrix in (("", value.double()), (" transposed", value.double().t())):
-            if matrix.shape[1] == b.shape[1] and match_rows(matrix, b).complete:
+            if matrix.shape[1] == b.shape[1] and match_rows(matrix, b, case.tolerance).complete:
                 found = f"{name}{form}"
     if found is None:
-        matched = float((match_rows(a, b).index >= 0).double().mean()) if a.shape[1] == b.shape[1] else 0.0
+        matched = (
+            float((match_rows(a, b, case.tolerance).index >= 0).double().mean())
+            if a.shape[1] == b.shape[1]
+            else 0.0
+        )
         candidate = "applies one whose rows are nowhere in it"
         evidence = {"rows_found": matched}
     else:

@@ -24,10 +24,17 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
     described: list[tuple[Wire, Wire, list[Step], list[Step]]] = []
     for wa, wb in wires:
         described.append((wa, wb, _steps(case.a, wa), _steps(case.b, wb)))
+    every = described
     described = [d for d in described if not _left_behind(case, d, described)]
+    for wa, wb, sa, sb in every:
+        if not any(wb is d[1] for d in described):
+            _pools_differ(case, _place(case, wa, wb), wb, sa, sb)
     lost = [d for d in described if _norms(d[2]) > _norms(d[3]) and not _unknown(d[2], d[3])]
     gained = [d for d in described if _norms(d[2]) < _norms(d[3]) and not _unknown(d[2], d[3])]
     moved = bool(lost and gained)
+    before = [s for d in every if _norms(d[2]) > _norms(d[3]) for s in d[2] if s.gain is not None]
+    after = [s for d in every if _norms(d[2]) < _norms(d[3]) for s in d[3] if s.gain is not None]
+    strays = any(_alike(x, y) for x in before for y in after)
     silent: dict[int, tuple[Wire, Wire, list[Step], list[Step]]] = {}
     spoken: set[int] = set()
     for wa, wb, sa, sb in described:
@@ -42,11 +49,14 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
                 kind, place, f"{said_a} here", f"{said_b} here", wb.target, profile=_profile(case, wa, wb)
             )
         elif _norms(sa) != _norms(sb):
-            kind = "norm-placement" if moved or _is_added(wb) else "norm-missing"
-            place = _read_in(case, (wa, wb, sa, sb), described, place) if moved else place
+            here = moved and not (strays and _stray(sa, sb, before, after))
+            kind = "norm-placement" if here or _is_added(wb) else "norm-missing"
+            place = _read_in(case, (wa, wb, sa, sb), described, place) if here else place
             case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
-            if not moved and not _beside_gain(case, sa, sb):
+            if not here and not _beside_gain(case, sa, sb):
                 _steps_differ(case, place, wa, wb, sa, sb)
+            else:
+                _pools_differ(case, place, wb, sa, sb)
         else:
             _steps_differ(case, place, wa, wb, sa, sb)
         if len(case.raw) > count:
@@ -60,6 +70,20 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
     if moved:
         case.raw = [r for r in case.raw if "twice in a row" not in r.reference + r.candidate]
         _joined(case)
+
+
+def _stray(a: list[Step], b: list[Step], before: list[Step], after: list[Step]) -> bool:
+    """Whether none of the norms that are at this place in one model is at another place in the other."""
+    own, others = (a, after) if _norms(a) > _norms(b) else (b, before)
+    return not any(_alike(x, y) for x in own if x.gain is not None for y in others)
+
+
+def _alike(a: Step, b: Step) -> bool:
+    """One norm's gain, up to a number added or multiplied."""
+    assert a.gain is not None and b.gain is not None
+    x, y = (s - s.mean() for s in (a.gain, b.gain))
+    flat = [float(z.abs().max()) < 1e-6 for z in (x, y)]
+    return all(flat) if any(flat) else close(x / x.norm(), y / y.norm(), 1e-4)
 
 
 def _beside_gain(case: Case, a: list[Step], b: list[Step]) -> bool:
@@ -207,9 +231,7 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
             raw.kind = "parallel-residual"
         elif raw.kind == "norm-missing" and "found" in raw.evidence and _other_maps(case, place):
             raw.kind = "tie-lost"
-    if _pools(sa) != _pools(sb):
-        at = dataclasses.replace(place, layer=None)
-        case.add("pooling", at, _pools(sa), _pools(sb), wb.target)
+    _pools_differ(case, place, wb, sa, sb)
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
     _affine(case, place, wa, wb, affine_a, affine_b)
@@ -222,6 +244,12 @@ def _times(a: Step, b: Step) -> float | None:
     ratio = a.eps / b.eps if same else 1.0
     width = len(a.gain)
     return next((w**0.5 for w in (width, 1 / width) if abs(ratio / w - 1) < 1e-2), None)
+
+
+def _pools_differ(case: Case, place: Place, wb: Wire, sa: list[Step], sb: list[Step]) -> None:
+    if _pools(sa) != _pools(sb):
+        at = dataclasses.replace(place, layer=None)
+        case.add("pooling", at, _pools(sa), _pools(sb), wb.target)
 
 
 def _other_maps(case: Case, place: Place) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 
 from isoform.verify.align import Key, Model
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.pairing import order
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,6 +79,13 @@ def explain_wiring(case: Case) -> None:
     # Attentions that read the same in both models: what is read beside them, not behind them, is parallel.
     still = {("site", k[1]) for k, (x, y) in reads.items() if k[0] == "site" and set(x) == set(y)}
     seen: set[tuple[frozenset[Key], frozenset[Key]]] = set()
+    numbers = order(b, a)
+    if numbers != sorted(numbers) and not case.torn:
+        swapped = next(n for n, m in zip(numbers, sorted(numbers), strict=True) if n != m)
+        key = (swapped[0], swapped[2])
+        place = case.place(reader(case, key), *(m.sources_at(key) or 0 for m in (a, b)))
+        case.add("unexplained", place, "runs its parts in one order", "runs them in another", 0, hint=_HINT)
+        return
     for key, nb in b.states.items():
         na = a.states.get(key)
         if case.torn or na is None or (nb not in b.aliases and na not in a.aliases):

@@ -128,7 +128,18 @@ LISTED = [
     Other("general-pooled", ("pooler-activation",), ("activation",)),
 ]
 
+_AT = {"at": 1}
 UNLISTED = [
+    # A sum that is lost does not hide what comes behind it.
+    Other("nano", ("skip-missing", "activation"), ("unexplained", "activation"), "", _AT),
+    Other("nano", ("skip-missing", "norm-eps"), ("unexplained", "norm-eps"), "", _AT),
+    Other(
+        "nano",
+        ("skip-missing", "attention-scale", "bias-missing"),
+        ("unexplained", "attention-scale", "bias-missing"),
+    ),
+    Other("general", ("skip-missing", "norm-eps"), ("unexplained", "norm-eps"), "", {"at": 0}),
+    Other("nano", ("layer-order", "activation"), ("unexplained", "activation")),
     Other("nano", ("norm-kind",), ("unexplained",)),
     Other("nano", ("value-scale",), ("unexplained",), "self-attention"),
     Other("nano", ("value-scale",), ("unexplained",), "self-attention", {"at": 1}),
