@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from isoform.errors import ShapeError
-from isoform.verify.align import Model, Site
+from isoform.verify.align import Inner, Model, Site
 from isoform.verify.diagnose import attention, ending, feed_forward, precision, stream, weights
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pairing import alone, pair, pairs
