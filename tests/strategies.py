@@ -63,7 +63,7 @@ def added_positions(draw: st.DrawFn, width: int) -> config.NoPositions | config.
 @st.composite
 def scalings(draw: st.DrawFn, width: int) -> config.parts.RotaryScaling:
     """What is done to the frequencies of a rotary embedding of the given width."""
-    kinds = ["none", "linear", "llama3", "yarn"] + (["dynamic_ntk"] if width > 2 else [])
+    kinds = ["none", "linear", "llama3", "yarn", "longrope"] + (["dynamic_ntk"] if width > 2 else [])
     kind = draw(st.sampled_from(kinds))
     factor = draw(st.sampled_from([1.5, 4.0]))
     length = draw(st.sampled_from([4, 8]))
@@ -84,6 +84,14 @@ def scalings(draw: st.DrawFn, width: int) -> config.parts.RotaryScaling:
             beta_slow=draw(st.sampled_from([0.5, 1.0])),
             attention_factor=draw(st.sampled_from([1.0, 1.2])),
             truncate=draw(st.booleans()),
+        )
+    if kind == "longrope":
+        divisors = st.lists(st.sampled_from([1.0, 1.5, 4.0]), min_size=width // 2, max_size=width // 2)
+        return config.LongRopeScaling(
+            short=tuple(draw(divisors)),
+            long=tuple(draw(divisors)),
+            original_length=length,
+            attention_factor=draw(st.sampled_from([1.0, 1.2])),
         )
     return config.NoScaling()
 
