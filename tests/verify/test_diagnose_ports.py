@@ -12,6 +12,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 from zoo.others.ported import VOCABULARY, Library, Port
+from zoo.others.stacked import Mixture
+from zoo.steps import randomise
 
 from isoform.verify import compare, diagnose, record
 from isoform.verify.subject import Subject
@@ -64,6 +66,27 @@ def test_copies_of_a_shared_layer_are_no_fault() -> None:
     a = library(plain=True)
     found = diagnose(a, Port(a, "eps").eval(), {"input_ids": IDS}, {"tokens": IDS})
     assert set(found.kinds()) == {"norm-eps"}, str(found)
+
+
+@pytest.mark.parametrize(
+    ("style", "other", "fault", "kind"),
+    [
+        ("loop", "batched", "activation", "activation"),
+        ("batched", "einsum", "bias-missing", "bias-missing"),
+        ("einsum", "matrices first", "last-bias", "bias-missing"),
+        ("loop", "matrices first", "gate-order", "gate-order"),
+        ("batched", "batched", "weight-transpose", "weight-transpose"),
+    ],
+)
+def test_a_fault_of_one_among_stacked_experts(style: str, other: str, fault: str, kind: str) -> None:
+    a = randomise(Mixture(style)).double()
+    for planted, kinds in (("", ()), (fault, (kind,))):
+        b = Mixture(other, planted).double().eval()
+        b.load_state_dict(a.state_dict())
+        found = diagnose(a, b, {"ids": IDS}, probe=False)
+        assert found.kinds() == kinds, str(found)
+        for place in (p for finding in found.findings for p in finding.where):
+            assert (place.layer, place.part.endswith("of expert 2")) == (1, True), str(found)
 
 
 class _TimeFirst(nn.Module):

@@ -136,8 +136,9 @@ class Case:
             )
             if part in ("self-attention", "cross-attention"):
                 part = "attention"
-            if raw.kind == "unexplained":
-                part += str(raw.place.layer)
+            part = part.partition(" of expert ")[0]
+            if raw.kind == "unexplained":  # the same words are the same cause only where they say one
+                part = raw.hint or part + str(raw.place.layer)
             groups.setdefault((raw.kind, part, raw.reference, raw.candidate), []).append(raw)
         found: list[Finding] = []
         for (kind, _, reference, candidate), raws in groups.items():

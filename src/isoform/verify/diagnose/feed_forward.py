@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.align import Inner, filled, values_of
-from isoform.verify.diagnose.bodies import CLOSE, Body, expert_function, identify_body, told
+from isoform.verify.diagnose.bodies import CLOSE, Body, expert_function, identify_body, tokens_of, told
 from isoform.verify.diagnose.case import Case, profile
 from isoform.verify.diagnose.norms import norm_differs
 from isoform.verify.diagnose.report import Place
@@ -84,8 +84,7 @@ def check_expert(case: Case, a: Inner, b: Inner) -> None:
         return
     rows: Rows = case.rows[("inner", b.index)]
     columns: Rows | None = case.rows.get(("inner", b.index, "out"))
-    both = (case.a, a), (case.b, b)
-    lengths = [m.graph.values[i.sources[0].out].numel() // i.sources[0].weight.shape[0] for m, i in both]
+    lengths = [tokens_of(m, i) for m, i in ((case.a, a), (case.b, b))]
     if 0 in lengths:
         return
     generator = torch.Generator().manual_seed(3)
@@ -97,7 +96,8 @@ def check_expert(case: Case, a: Inner, b: Inner) -> None:
     one = one if columns is None else one[..., columns.index] / columns.scale
     if gap(one[:, :same], two[:, :same]) <= 1e-5:
         return
-    place = case.place("feed-forward of an expert", a.out.read, b.out.read)
+    whose = b.whose or a.whose or " of an expert"
+    place = case.place("feed-forward" + whose, a.out.read, b.out.read)
     _explain(case, place, identify_body(case.a, a), identify_body(case.b, b), rows, b.out.node)
 
 

@@ -28,12 +28,16 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
     add = lambda kind, x, y, **e: case.add(kind, place, x, y, order, **e)  # noqa: E731
     width = len(a.gain)
     if a.norm != b.norm:
-        add(
-            "unexplained",
-            f"applies {str(a).split(' with')[0]} here",
-            f"applies {str(b).split(' with')[0]} here",
-            hint="the kind of norm differs: one subtracts the mean and the other does not",
-        )
+        biased = [float(s.bias.abs().max()) > 0 for s in (a, b) if s.bias is not None]
+        with_bias = [
+            "" if biased[0] == biased[1] else (" and a bias" if x else " without a bias") for x in biased
+        ]
+        words = [
+            f"applies {str(s).split(' with')[0]}{more} here"
+            for s, more in zip((a, b), with_bias, strict=True)
+        ]
+        hint = "the kind of norm differs: one subtracts the mean and the other does not"
+        add("unexplained", *words, hint=hint)
     twice = _twice(a, b), _twice(b, a)
     if any(twice):
         words = {False: "normalises here", True: "normalises twice in a row"}
@@ -76,7 +80,9 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         and float(torch.maximum(a.bias.abs().max(), b.bias.abs().max())) > 1e-9
     ):
         none_a, none_b = float(a.bias.abs().max()) == 0, float(b.bias.abs().max()) == 0
-        if none_a or none_b:
+        if a.norm != b.norm and (none_a or none_b):
+            pass  # said of the kind of norm
+        elif none_a or none_b:
             add(
                 "bias-missing",
                 "adds no bias after the norm" if none_a else "adds a bias after the norm",

@@ -4,7 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor
+
+
+@dataclasses.dataclass(eq=False)
+class Box:
+    """A block of a value: one expert's share of what is computed for all of them.
+
+    Attributes:
+        sets: for each axis the places that belong to it, one but for two axes.
+        tokens, features: these two.
+    """
+
+    sets: tuple[Tensor, ...]
+    tokens: int
+    features: int
+
+    def take(self, value: Tensor) -> Tensor:
+        """The block of a value, ``[tokens, features]``."""
+        block = value[torch.meshgrid(*self.sets, indexing="ij")]
+        return block.movedim((self.tokens, self.features), (-2, -1)).flatten(0, -3)[0]
+
+    def put(self, value: Tensor, block: Tensor) -> Tensor:
+        """The value with another block."""
+        new = value.clone()
+        ordered = block if self.tokens < self.features else block.t()
+        new[torch.meshgrid(*self.sets, indexing="ij")] = ordered.reshape([len(s) for s in self.sets])
+        return new
 
 
 @dataclasses.dataclass(eq=False)
@@ -20,6 +47,8 @@ class Linear:
         has_bias: whether there is one.
         names: parameters that the matrix is made of.
         bias_names: those that the bias is made of.
+        box: where its result stands in that node's value (for a map that is read: in what it reads), if it
+            is one of several experts' that are computed together.
     """
 
     node: int
@@ -31,6 +60,7 @@ class Linear:
     names: list[str]
     bias_names: list[str]
     role: str = ""
+    box: Box | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -81,11 +111,21 @@ class Site:
 
 @dataclasses.dataclass(eq=False)
 class Inner:
-    """A linear map that reads other linear maps directly: the second one of a feed-forward network."""
+    """A linear map that reads other linear maps directly: the second one of a feed-forward network.
+
+    Attributes:
+        expert: its number among experts that are computed together.
+    """
 
     index: int
     out: Linear
     sources: list[Linear]
+    expert: int | None = None
+
+    @property
+    def whose(self) -> str:
+        """Words for a place."""
+        return "" if self.expert is None else f" of expert {self.expert}"
 
 
 @dataclasses.dataclass(eq=False)

@@ -84,6 +84,9 @@ def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measur
     """Some experts are other functions: what is the matter is said where their own maps are compared."""
     found = [e for e in range(len(one.alone)) if gap(one.alone[e], two.alone[e]) > 1e-6]
     own = {x.node for r in case.b.structure.routers if r is b for x in r.experts}
+    inside = case.b.graph.ancestors([b.end]) - case.b.graph.ancestors([b.choice])
+    networks = (x for x in case.b.structure.experts if x.out.node in inside)
+    own |= {x.node for network in networks for x in (network.out, *network.sources)}
     if not any(raw.order in own for raw in case.raw):
         place = case.place("experts", a.end, b.end)
         names = ", ".join(map(str, found))

@@ -11,8 +11,9 @@ from isoform.verify.diagnose.graph import Graph
 from isoform.verify.diagnose.linears import find_linears
 from isoform.verify.diagnose.parts import Inner, Linear
 from isoform.verify.diagnose.rerun import VIEWS
-from isoform.verify.diagnose.routers import expert_networks, find_routers
+from isoform.verify.diagnose.routers import EXPERTS, expert_networks, find_routers
 from isoform.verify.diagnose.sites import find_sites
+from isoform.verify.diagnose.stacks import stacked_networks
 
 ROOT = -1
 
@@ -40,6 +41,7 @@ class Structure:
         self.linears = find_linears(graph)
         self.routers = find_routers(graph, self.linears)
         self.experts = expert_networks(graph, self.routers)
+        self.experts += stacked_networks(graph, self.routers, EXPERTS + len(self.experts))
         experts = {linear.node for router in self.routers for linear in router.experts}
         self.linears = [linear for linear in self.linears if linear.node not in experts]
         self.by_out = {linear.out: linear for linear in self.linears}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Inner, Linear, Part, Site, filled, values_of
+from isoform.verify.align import Inner, Linear, Model, Part, Site, filled, values_of
 from isoform.verify.diagnose.biases import biases, output_bias, summed, total
 from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.unary import gap
@@ -94,7 +95,8 @@ def check_inner(case: Case, a: Inner, b: Inner) -> None:
     wa, bias_a = rows_of(pa)
     wb, bias_b = rows_of(pb)
     rows = match_rows(wa, wb, case.tolerance)
-    place = case.place("feed-forward input projection", a.sources[0].node, b.sources[0].node)
+    whose = b.whose or a.whose
+    place = case.place("feed-forward input projection" + whose, a.sources[0].node, b.sources[0].node)
     if rows.complete and wa.shape == wb.shape:
         case.rows[("inner", b.index)] = rows
         _bias(case, "bias-missing", place, rows, bias_a, bias_b, pa, pb, b.sources[0].node)
@@ -103,7 +105,7 @@ def check_inner(case: Case, a: Inner, b: Inner) -> None:
         if not (rows.index >= 0).all() or wa.shape != wb.shape:
             _foreign(case, place, pa, wa, wb, b.sources[0].node)
     last = case.b.structure.tops(case.b.graph.output) == [b.out.out]
-    part = "output head" if last else "feed-forward output projection"
+    part = "output head" if last else "feed-forward output projection" + whose
     case.rows[("inner", b.index, "out")] = _out(case, part, a.out, b.out, None)
 
 
@@ -259,9 +261,7 @@ def _foreign(case: Case, place: object, parts: list[Part], a: Tensor, b: Tensor,
         case.add("weight-transpose", place, "applies the matrix", "applies its transpose", order)  # type: ignore[arg-type]
         return
     found = None
-    for name, value in case.a.recording.parameters.items():
-        if value.dim() != 2 or not value.is_floating_point():
-            continue
+    for name, value in _matrices(case.a):
         for form, matrix in (("", value.double()), (" transposed", value.double().t())):
             if matrix.shape[1] == b.shape[1] and match_rows(matrix, b, case.tolerance).complete:
                 found = f"{name}{form}"
@@ -277,6 +277,15 @@ def _foreign(case: Case, place: object, parts: list[Part], a: Tensor, b: Tensor,
         candidate, evidence = f"applies {found}", {"found": found}
     names = ", ".join(dict.fromkeys(n for p in parts for n in p.linear.names))
     case.add("tie-lost", place, f"applies {names} of its checkpoint", candidate, order, **evidence)  # type: ignore[arg-type]
+
+
+def _matrices(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """Matrices among the parameters, those of a stack one by one."""
+    for name, value in model.recording.parameters.items():
+        if value.is_floating_point() and value.dim() == 2:
+            yield name, value
+        elif value.is_floating_point() and value.dim() == 3:
+            yield from ((f"{name}[{i}]", matrix) for i, matrix in enumerate(value))
 
 
 def _taken(site: Site) -> str:

@@ -141,6 +141,7 @@ UNLISTED = [
     Other("general", ("skip-missing", "norm-eps"), ("unexplained", "norm-eps"), "", {"at": 0}),
     Other("nano", ("layer-order", "activation"), ("unexplained", "activation")),
     Other("nano", ("norm-kind",), ("unexplained",)),
+    Other("nano", ("norm-kind-bare",), ("unexplained",), "stream as read"),
     Other("nano", ("value-scale",), ("unexplained",), "self-attention"),
     Other("nano", ("value-scale",), ("unexplained",), "self-attention", {"at": 1}),
     Other("nano", ("temperature",), ("unexplained",), "self-attention"),

@@ -18,8 +18,9 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        if "norm-kind" in self.faults:
-            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight + self.bias
+        if not self.faults.isdisjoint(("norm-kind", "norm-kind-bare")):
+            y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
+            return y + self.bias if "norm-kind" in self.faults else y
         eps = 1e-2 if "norm-eps" in self.faults else 1e-5
         return F.layer_norm(x, (WIDTH,), self.weight, self.bias, eps)
 

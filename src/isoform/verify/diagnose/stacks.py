@@ -1,0 +1,200 @@
+"""Experts whose maps are kept as one tensor: each one's network is found in the products of all of them.
+
+The second maps are one product of stacks, ``[E, N, f]`` by ``[E, f, d]``. What of the first maps' product
+leads to one expert's share of it is asked of the gradient, so it does not matter whether that product is one
+of stacks too or one wide matrix, nor in which order its axes stand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from isoform.verify.derivatives import derivatives
+from isoform.verify.diagnose.graph import Graph
+from isoform.verify.diagnose.parts import Box, Inner, Linear, Router
+from isoform.verify.diagnose.rerun import VIEWS
+
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+_ORDERS = ("permute", "transpose", "t")
+
+
+@dataclasses.dataclass(eq=False)
+class _Product:
+    """A product of content with parameters.
+
+    Attributes:
+        node: the product.
+        out: where biases have been added to it.
+        read: what it multiplies.
+        matrices: ``[E, out, in]``, E = 1 for one matrix.
+        bias: of the shape of `out`'s value; None: nothing is added.
+        left: the matrices stand on the left, so that features come before tokens.
+    """
+
+    node: int
+    out: int
+    read: int
+    matrices: Tensor
+    bias: Tensor | None
+    left: bool
+    names: list[str]
+    bias_names: list[str]
+
+
+def stacked_networks(graph: Graph, routers: list[Router], first: int) -> list[Inner]:
+    """The networks of experts that are computed together, numbered from ``first`` on."""
+    found: list[Inner] = []
+    for router in routers:
+        before, inside = graph.ancestors([router.choice]), graph.ancestors([router.end])
+        products = [p for n in sorted(inside - before) if (p := _product(graph, n)) is not None]
+        by_out = {p.out: p for p in products}
+        for last in products:
+            tops = [by_out[n] for n in graph.sources(last.read, by_out)]
+            if len(last.matrices) < 2 or not tops:
+                continue
+            for expert in range(len(last.matrices)):
+                inner = _network(graph, last, tops, expert, first + len(found))
+                if inner is not None:
+                    found.append(inner)
+    return found
+
+
+def _product(graph: Graph, number: int) -> _Product | None:
+    node = graph.nodes[number]
+    if node.op not in _PRODUCTS or not node.value.is_floating_point():
+        return None
+    refs = list(node.refs())[-2:]
+    static = [r.kind != "node" or graph.static[int(r.name)] for r in refs]
+    if static[0] == static[1] or not all(
+        s or graph.live[int(r.name)] for r, s in zip(refs, static, strict=True)
+    ):
+        return None
+    ref, other = refs if static[0] else (refs[1], refs[0])
+    matrix = graph.value(ref)
+    matrix = matrix if matrix.dim() == 3 else matrix[None]
+    named = [str(ref.name)] if ref.kind == "parameter" else graph.parameters([int(ref.name)])
+    out, bias, names = number, None, list[str]()
+    for at in _onward(graph, number):
+        zero = graph.evaluate(at, {n: torch.zeros_like(graph.values[n]) for n in graph.live_args(number)})
+        out, bias, names = at, zero, [n for n in graph.parameters([at]) if n not in named]
+    return _Product(
+        number, out, int(other.name), matrix if static[0] else matrix.mT, bias, static[0], named, names
+    )
+
+
+def _onward(graph: Graph, number: int) -> list[int]:
+    """The sum with parameters that a product goes into alone; the product itself if it adds some."""
+    if graph.nodes[number].op in ("addmm", "baddbmm"):
+        return [number]
+    at = number
+    while len(graph.users.get(at, [])) == 1:
+        user = graph.users[at][0]
+        node = graph.nodes[user]
+        if node.op == "add" and len(graph.live_args(user)) == 1:
+            others = [r for r in node.refs() if not (r.kind == "node" and int(r.name) == at)]
+            named = others and all(r.kind == "parameter" or graph.static[int(r.name)] for r in others)
+            return [user] if named else []
+        if node.op not in VIEWS and node.op not in _ORDERS:
+            break
+        at = user
+    return []
+
+
+def _network(graph: Graph, last: _Product, tops: list[_Product], expert: int, number: int) -> Inner | None:
+    """One expert; None where what it reads of the first maps is not one block of tokens by features."""
+    leaves = {p.out: graph.values[p.out].detach().clone().requires_grad_() for p in tops}
+    share = graph.evaluate(last.read, leaves)
+    share = share.reshape(len(last.matrices), *share.shape[-2:])[expert]
+    share = share.mT if last.left else share  # [N, f]
+    generator = torch.Generator().manual_seed(0)
+    share = share * torch.randn(share.shape, generator=generator, dtype=share.dtype)
+    every = derivatives(share.sum(), list(leaves.values()))
+    first = derivatives(share[0].sum(), list(leaves.values()))
+    sources: list[Linear] = []
+    for product, whole, one in zip(tops, every, first, strict=True):
+        box = None if whole is None or one is None else _box(whole != 0, one != 0, len(share))
+        if box is None:
+            return None
+        rows = _rows(graph, product, box)
+        if rows is None:
+            return None
+        weight, bias = rows
+        sources.append(_linear(product, weight, bias, box, product.read))
+    shape = graph.values[last.read].shape
+    read = Box(_entry(shape, expert), *((2, 1) if last.left else (1, 2)))
+    bias = _bias(graph, last, expert)
+    out = _linear(last, last.matrices[expert], bias, read, last.read)
+    return Inner(number, out, sources, expert)
+
+
+def _entry(shape: torch.Size, expert: int) -> tuple[Tensor, ...]:
+    return (torch.tensor([expert]), *(torch.arange(n) for n in shape[1:]))
+
+
+def _linear(product: _Product, weight: Tensor, bias: Tensor | None, box: Box, read: int) -> Linear:
+    none = weight.new_zeros(len(weight)) if bias is None else bias
+    return Linear(
+        product.node,
+        product.out,
+        read,
+        weight,
+        none,
+        bias is not None,
+        product.names,
+        product.bias_names,
+        box=box,
+    )
+
+
+def _box(used: Tensor, first: Tensor, tokens: int) -> Box | None:
+    """The block of a value that is used, with one axis of tokens and one of features."""
+    sets = [used.movedim(i, 0).flatten(1).any(1).nonzero()[:, 0] for i in range(used.dim())]
+    if not all(len(s) for s in sets) or int(used.sum()) < 0.2 * torch.tensor([len(s) for s in sets]).prod():
+        return None
+    wide = [i for i, s in enumerate(sets) if len(s) > 1]
+    ones = [i for i in wide if int(first.movedim(i, 0).flatten(1).any(1).sum()) == 1]
+    if len(wide) != 2 or len(ones) != 1 or len(sets[ones[0]]) != tokens:
+        return None
+    return Box(tuple(sets), ones[0], next(i for i in wide if i != ones[0]))
+
+
+def _rows(graph: Graph, product: _Product, box: Box) -> tuple[Tensor, Tensor | None] | None:
+    """The rows of its matrices that make a block of a product's value, and their biases."""
+    bias = None if product.bias is None else box.take(product.bias.expand_as(graph.values[product.out]))[0]
+    marks = torch.arange(product.matrices.shape[0] * product.matrices.shape[1], dtype=torch.float64)
+    marks = marks.reshape(product.matrices.shape[:2])  # [E, out]
+    value = graph.values[product.node]
+    if value.dim() == 2:
+        value = value[None]
+    stood = marks[:, :, None] if product.left else marks[:, None, :]
+    given = stood.expand_as(value).reshape(graph.values[product.node].shape)
+    numbers = box.take(_moved(graph, product, given))[0].round().long()
+    flat = product.matrices.reshape(-1, product.matrices.shape[-1])
+    if not bool(((numbers >= 0) & (numbers < len(flat))).all()):
+        return None
+    return flat[numbers], bias
+
+
+def _bias(graph: Graph, product: _Product, expert: int) -> Tensor | None:
+    """The vector that is added to one expert's share of a product of stacks."""
+    if product.bias is None:
+        return None
+    every, first = (torch.zeros_like(graph.values[product.node]) for _ in range(2))
+    for marks, tokens in ((every, slice(None)), (first, slice(1))):
+        share = marks.reshape(len(product.matrices), *marks.shape[-2:])[expert]
+        (share.mT if product.left else share)[tokens] = 1.0
+    count = every.shape[-1 if product.left else -2]
+    own, one = (_moved(graph, product, marks).round() == 1 for marks in (every, first))
+    box = _box(own, one, count)
+    rows = None if box is None else box.take(product.bias.expand_as(graph.values[product.out]))
+    return rows[0] if rows is not None and bool((rows == rows[0]).all()) else None
+
+
+def _moved(graph: Graph, product: _Product, value: Tensor) -> Tensor:
+    """Where the numbers of a product stand when its bias has been added, without the bias."""
+    if product.out == product.node or product.bias is None:
+        return value
+    return graph.evaluate(product.out, {product.node: value}) - product.bias
