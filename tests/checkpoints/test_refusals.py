@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from isoform import config as c
 from isoform.checkpoints import Bundle, export, load
-from isoform.checkpoints.families import FAMILIES
-from isoform.checkpoints.weights import roomy, skeleton
+from isoform.checkpoints.weights import skeleton
 from isoform.config import presets
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError
@@ -332,42 +331,3 @@ def test_sizes_that_no_tensor_can_have_are_one_line() -> None:
     with pytest.raises(ArtifactError, match="no network has the sizes") as caught:
         skeleton(config)
     assert "\n" not in str(caught.value)
-
-
-def test_what_lies_ready_in_the_file_is_mapped_and_not_copied(tmp_path: Path) -> None:
-    """Input-major weights are transposed views; gate and up stand side by side in files sorted by name."""
-    from isoform.checkpoints.mapping import load_weights
-    from isoform.checkpoints.shards import Shards, open_folder
-
-    gpt2 = presets.gpt2(40, d_model=16, n_heads=4, ffn_width=12, n_layers=2, max_positions=20)
-    read: list[str] = []
-
-    class Counted(Shards):
-        def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
-            read.append(name)
-            return super().read(name, into)
-
-    for cfg, family, expected in (
-        (gpt2, "gpt2", set()),
-        (llama(), "llama", {f"model.layers.{i}.self_attn.{p}_proj.weight" for i in (0, 1) for p in "qkv"}),
-    ):
-        folder = export(bundle_of(cfg), tmp_path / family, family=family)
-        weights = open_folder(folder)
-        weights.__class__ = Counted
-        model = skeleton(cfg)
-        load_weights(model, FAMILIES[family].mapping(cfg), weights)
-        assert set(read) == expected
-        for (name, a), b in zip(bundle_of(cfg).model.named_parameters(), model.parameters(), strict=True):
-            assert torch.equal(a, b), name
-        saved = Bundle(model.eval(), cfg, None, None, bundle_of(cfg).protocol, {}).save(tmp_path / "a")
-        assert load(saved, check=True).config == cfg
-        read.clear()
-
-
-def test_large_tensors_on_huge_pages_are_ordinary_ones() -> None:
-    tensor = roomy((3, 2**20), torch.float32)
-    tensor.fill_(2.0)
-    assert tensor.shape == (3, 2**20)
-    assert tensor.is_contiguous()
-    assert tensor.sum().item() == 6 * 2**20
-    assert roomy((2,), torch.bfloat16).dtype == torch.bfloat16

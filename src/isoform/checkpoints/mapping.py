@@ -12,8 +12,9 @@ from torch import Tensor
 
 from isoform.checkpoints import operations as op
 from isoform.checkpoints.entries import FamilyMapping, Rule
+from isoform.checkpoints.joined import joined
 from isoform.checkpoints.shards import Shards
-from isoform.checkpoints.weights import fill, refuse_strangers, roomy
+from isoform.checkpoints.weights import fill, refuse_strangers
 from isoform.errors import ArtifactError, CheckError
 from isoform.nn import Transformer
 
@@ -66,7 +67,8 @@ def load_weights(
             with unexpected content.
     """
     rules = mapping.rules(model)
-    shapes = _their_shapes(model, rules)
+    ours = {name: p.shape for name, p in model.named_parameters()}
+    shapes = _their_shapes(ours, rules)
     actual = actual_names(mapping, weights)
     actual = _without_ignored(mapping, weights, actual)
     actual = _without_ties(mapping, weights, actual)
@@ -95,8 +97,9 @@ def load_weights(
             elif rule.steps == (op.Transpose(),):
                 # A view of the mapped file: products read either layout, and nothing is held twice.
                 result = [weights.view(actual[name]).t() for name in rule.theirs]
-            elif len(rule.steps) == 1 and isinstance(rule.steps[0], op.Concatenate):
-                result = [_concatenated(weights, [actual[name] for name in rule.theirs])]
+            elif runs := op.runs(rule.steps, [shapes[name][0] for name in rule.theirs]):
+                gathered = _gathered(weights, [actual[name] for name in rule.theirs], runs)
+                result = [gathered.view(ours[rule.ours[0]])]
             else:
                 result = rule.load([weights.read(actual[name]) for name in rule.theirs])
             for name, tensor in zip(rule.ours, result, strict=True):
@@ -156,31 +159,29 @@ def save_weights(
     return result
 
 
-def _concatenated(weights: Weights, names: Sequence[str]) -> Tensor:
-    """Several tensors as the rows of one: mapped where they lie so, else each read into its place."""
-    mapped = weights.span(names) if isinstance(weights, Shards) else None
-    if mapped is not None:
-        return mapped
-    rows = [weights.shape(name)[0] for name in names]
-    kind = _widest(weights.dtype(name) for name in names)
-    result = roomy((sum(rows), *weights.shape(names[0])[1:]), kind)
-    for part, name in zip(result.split(rows), names, strict=True):
-        if weights.dtype(name) == kind:
-            weights.read(name, part)
-        else:
-            part.copy_(weights.read(name))
+def _gathered(weights: Weights, names: Sequence[str], runs: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Runs of rows of several tensors, one after the other: mapped where pages allow it, else copied once."""
+    kinds = {weights.dtype(name) for name in names}
+    if isinstance(weights, Shards) and len(kinds) == 1:
+        pieces = [weights.piece(names[i], first, last) for i, first, last in runs]
+        return joined(pieces, *kinds)
+    rows = [last - first for _, first, last in runs]
+    result = torch.empty((sum(rows), *weights.shape(names[0])[1:]), dtype=_widest(kinds))
+    for part, (i, first, last) in zip(result.split(rows), runs, strict=True):
+        part.copy_(weights.view(names[i])[first:last])
     return result
 
 
-def _their_shapes(model: Transformer, rules: Iterable[Rule]) -> dict[str, tuple[int, ...]]:
+def _their_shapes(ours: Mapping[str, torch.Size], rules: Iterable[Rule]) -> dict[str, tuple[int, ...]]:
     """The shapes their tensors must have, found by running the rules backwards on empty tensors."""
-    parameters = dict(model.named_parameters())
     shapes: dict[str, tuple[int, ...]] = {}
     for rule in rules:
-        empty = [torch.empty(parameters[name].shape, device="meta") for name in rule.ours]
-        for name, tensor in zip(rule.theirs, rule.save(empty), strict=True):
+        found = [ours[name] for name in rule.ours]
+        if rule.steps:
+            found = [t.shape for t in rule.save([torch.empty(shape, device="meta") for shape in found])]
+        for name, shape in zip(rule.theirs, found, strict=True):
             assert name not in shapes, name
-            shapes[name] = tuple(tensor.shape)
+            shapes[name] = tuple(shape)
     return shapes
 
 

@@ -105,6 +105,28 @@ class Reshape:
         return [t.reshape(self.theirs) for t in tensors]
 
 
+def runs(steps: Sequence[Operation], heights: Sequence[int]) -> list[tuple[int, int, int]] | None:
+    """The rows here as runs of rows there, where that is all that the steps do; else None.
+
+    Args:
+        steps: from their tensors to one of ours.
+        heights: how many rows each tensor there has.
+
+    Returns:
+        For each run the tensor's number, its first row and the row behind its last.
+    """
+    if len(steps) != 1:
+        return None
+    (step,) = steps
+    if isinstance(step, Concatenate | Experts):
+        return [(i, 0, height) for i, height in enumerate(heights)]
+    if isinstance(step, Rows):
+        starts = [i for i, row in enumerate(step.order) if i == 0 or row != step.order[i - 1] + 1]
+        ends = [*starts[1:], len(step.order)]
+        return [(0, step.order[i], step.order[j - 1] + 1) for i, j in zip(starts, ends, strict=True)]
+    return None
+
+
 def per_head(cfg: config.Attention) -> tuple[int, ...]:
     """Fused rows ordered head by head, within a head query, key, value (GPT-NeoX, BLOOM)."""
     h, w = cfg.n_heads, cfg.head_width

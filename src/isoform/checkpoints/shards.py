@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from isoform.checkpoints.joined import Piece
 from isoform.checkpoints.weights import SafetensorsFile, listed
 from isoform.errors import ArtifactError
 
@@ -44,10 +44,9 @@ class Shards:
         """The tensor mapped from its file."""
         return self._files[name].view(name)
 
-    def span(self, names: Sequence[str]) -> Tensor | None:
-        """Tensors that lie one after the other in one file, mapped as the rows of one; else None."""
-        file = self._files[names[0]]
-        return file.span(names) if all(self._files[name] is file for name in names) else None
+    def piece(self, name: str, first: int, last: int) -> Piece:
+        """Where rows of a tensor lie, the last one excluded."""
+        return self._files[name].piece(name, first, last)
 
     def read(self, name: str, into: Tensor | None = None) -> Tensor:
         """The tensor in memory of its own, or put into a given one."""

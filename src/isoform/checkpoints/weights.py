@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import itertools
 import json
-import math
-import mmap
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from isoform.checkpoints.joined import Piece
 from isoform.config import ModelConfig
 from isoform.errors import ArtifactError
 from isoform.nn import Transformer
@@ -32,9 +27,6 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-
-
-_HUGE = 2**21
 
 
 class SafetensorsFile:
@@ -61,7 +53,6 @@ class SafetensorsFile:
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._start = 8 + length
         self._header = header
-        self._storage: Any = None
         unknown = {name: e["dtype"] for name, e in header.items() if e["dtype"] not in DTYPES}
         if unknown:
             name, dtype = next(iter(unknown.items()))
@@ -83,20 +74,11 @@ class SafetensorsFile:
         """The tensor mapped from the file: pages are read when touched, and copied when written to."""
         return self._mapped.get_tensor(name)
 
-    def span(self, names: Sequence[str]) -> Tensor | None:
-        """Tensors that lie one after the other in the file, mapped as the rows of one; else None."""
-        first, entries = self._header[names[0]], [self._header[name] for name in names]
-        places = [entry["data_offsets"] for entry in entries]
-        apart = any(before[1] != after[0] for before, after in itertools.pairwise(places))
-        begin, end = self._start + places[0][0], self._start + places[-1][1]
-        kind = DTYPES[first["dtype"]]
-        if apart or any(entry["dtype"] != first["dtype"] for entry in entries) or begin % kind.itemsize:
-            return None
-        if self._storage is None:
-            self._storage = torch.UntypedStorage.from_file(str(self.path), False, self.path.stat().st_size)
-        # A part of the storage as one of its own: a parameter is copied and saved alone.
-        whole: Any = torch.asarray(self._storage[begin:end], dtype=torch.uint8)
-        return whole.view(kind).view(-1, *first["shape"][1:])
+    def piece(self, name: str, first: int, last: int) -> Piece:
+        """Where rows of a tensor lie, the last one excluded."""
+        begin, end = self._header[name]["data_offsets"]
+        row = (end - begin) // self._header[name]["shape"][0]
+        return Piece(self.path, self._start + begin + first * row, (last - first) * row)
 
     def read(self, name: str, into: Tensor | None = None) -> Tensor:
         """The tensor in memory of its own, without mapped pages: for contents that get rearranged.
@@ -115,22 +97,6 @@ class SafetensorsFile:
                 if file.readinto(raw) != end - begin:
                     raise ArtifactError(f"{self.path}: truncated at tensor {name}")
         return tensor
-
-
-def roomy(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor; a large one on huge pages where the system has them.
-
-    Filling it is then no longer a page fault every 4 KiB, which costs more than the copy.
-    """
-    n_bytes = math.prod(shape) * dtype.itemsize
-    if n_bytes < 2 * _HUGE or sys.platform != "linux":
-        return torch.empty(tuple(shape), dtype=dtype)
-    region = mmap.mmap(-1, n_bytes + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(region)) % _HUGE
-    with contextlib.suppress(OSError):  # a kernel without them
-        region.madvise(mmap.MADV_HUGEPAGE, start, n_bytes // _HUGE * _HUGE)
-    whole = torch.frombuffer(region, dtype=torch.uint8, offset=start, count=n_bytes)
-    return whole.view(dtype).view(tuple(shape))
 
 
 def skeleton(config: ModelConfig) -> Transformer:
@@ -159,17 +125,18 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
         model: a `skeleton`.
         tensors: (stored name, value) pairs; each value becomes the parameter, nothing is copied.
     """
-    named = dict(model.named_parameters())
+    modules = dict(model.named_modules(remove_duplicate=False))
     holders: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            holders.setdefault(id(parameter), []).append((module, key))
+    empty: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path, _, key = name.rpartition(".")
+        empty[name] = parameter
+        holders.setdefault(id(parameter), []).append((modules[path], key))
     for name, tensor in tensors:
         parameter = nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
-        for module, key in holders[id(named[name])]:
+        for module, key in holders.pop(id(empty[name])):
             setattr(module, key, parameter)
-    left = [name for name, p in model.named_parameters() if p.device.type == "meta"]
-    assert not left, left
+    assert not holders, list(holders.values())
 
 
 def refuse_strangers(
