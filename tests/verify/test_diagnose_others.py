@@ -38,3 +38,21 @@ def test_every_fault_is_named_or_placed(case: Other) -> None:
         assert places[0].part.startswith(case.part), str(found)
         if "at" in case.rest:
             assert {place.layer for place in places} == {case.rest["at"]}, str(found)
+
+
+@pytest.mark.parametrize(
+    ("form", "fault", "kind"),
+    [
+        ("nano", "activation", "activation"),  # the two GELUs
+        ("nano", "logit-cap", "softcap"),
+        ("annotated", "position-offset", "position-offset"),
+        ("annotated", "attention-scale", "attention-scale"),
+        ("general", "norm-eps", "norm-eps"),
+    ],
+)
+def test_a_port_in_bfloat16_hides_nothing(form: str, fault: str, kind: str) -> None:
+    a, b, inputs = models(Other(form, (), ()))
+    assert not diagnose(a, b.bfloat16(), inputs).findings
+    a, b, inputs = models(Other(form, (fault,), ()))
+    found = diagnose(a, b.bfloat16(), inputs)
+    assert found.kinds() == (kind,), str(found)

@@ -27,6 +27,13 @@ def check(case: Case, a: Site, b: Site) -> None:
     """One attention of both models."""
     if a.out is None or b.out is None or not (a.q and a.k and a.v and b.q and b.k and b.v):
         return
+    starts = ([part.linear.out for _, part in s.parts()] for s in (a, b))
+    with case.within(*zip((a.out.read, b.out.read), starts, strict=True)):
+        _check(case, a, b)
+
+
+def _check(case: Case, a: Site, b: Site) -> None:
+    assert a.out is not None and b.out is not None
     place = case.place("cross-attention" if a.cross else "self-attention", a.scores, b.scores)
     cores = _cores(case, a, b)
     if cores is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from isoform.verify.align import Inner, Key, Linear, Model, Site
+from isoform.verify.diagnose.constants import Ends, same_constants
 from isoform.verify.diagnose.report import Finding, Place
 from isoform.verify.diagnose.unary import gap
 
@@ -69,6 +72,7 @@ class Raw:
     evidence: dict[str, Any]
     order: int
     hint: str = ""
+    exact: bool = False  # nothing in that part is rounded otherwise in the two models
 
 
 class Case:
@@ -84,6 +88,7 @@ class Case:
     def __init__(self, a: Model, b: Model, tolerance: float = 2e-6) -> None:
         self.a, self.b, self.tolerance = a, b, tolerance
         self.constants = 1e-6  # how well constants agree that are the same
+        self._exact = True
         kinds = [k for k in (a.recording.dtype, b.recording.dtype) if k is not None]
         self.stored = max(kinds, key=lambda k: torch.finfo(k).eps, default=torch.float64)
         self.raw: list[Raw] = []
@@ -94,6 +99,27 @@ class Case:
         self.torn = False  # one of the models has a part more, and the stream is another
         self.checked: list[tuple[str, int, float]] = []
         self.small: list[Any] = []  # pairs of wires that differ, but less than the tolerance
+
+    def round(self, unit: float) -> None:
+        """Constants are kept in a coarser dtype, of this precision, in one of the models."""
+        self.constants = self.tolerance = unit
+        self._exact = False
+
+    @contextlib.contextmanager
+    def within(self, ends_a: Ends, ends_b: Ends) -> Iterator[None]:
+        """Look at one part: where it holds no constants that may be rounded, none of that is to be allowed.
+
+        Args:
+            ends_a: where the part ends in A, and the nodes that it starts from.
+            ends_b: likewise in B.
+        """
+        before = self.tolerance, self.constants, self._exact
+        if not self._exact and same_constants(self.a, self.b, ends_a, ends_b):
+            self.tolerance, self.constants, self._exact = 2e-6, 1e-6, True
+        try:
+            yield
+        finally:
+            self.tolerance, self.constants, self._exact = before
 
     def differ(self, a: Tensor, b: Tensor, role: str) -> float:
         """Largest relative difference at real positions of a stream; both ``[B, T, …]``."""
@@ -117,7 +143,7 @@ class Case:
         **evidence: Any,
     ) -> None:
         """Note a deviation."""
-        self.raw.append(Raw(kind, place, reference, candidate, evidence, order, hint))
+        self.raw.append(Raw(kind, place, reference, candidate, evidence, order, hint, self._exact))
 
     def place(self, part: str, a: int, b: int) -> Place:
         """A place by the nodes in both models."""

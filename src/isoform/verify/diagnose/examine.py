@@ -33,7 +33,7 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
     pair(a, b)
     case = Case(a, b)
     if rounding is not None:  # constants are kept in the coarser dtype too
-        case.constants = case.tolerance = 2 * torch.finfo(rounding).eps
+        case.round(2 * torch.finfo(rounding).eps)
     role = a.role(a.graph.output)
     difference = case.differ(ours, theirs, role)
     precision.check(case)
@@ -44,6 +44,10 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
         stream.check_small(case)
     if latent and difference <= allowed:
         _beyond(case)
+    if rounding is not None and stream.EXACT < difference <= allowed:
+        count = len(case.raw)
+        run(case)
+        case.raw = [r for i, r in enumerate(case.raw) if i < count or r.exact]
     if difference <= allowed and not case.raw:
         as_run = native(first, second, a, b, role)
         verdict = "equivalent" if rounding is None and as_run <= 1e-3 else "noise"

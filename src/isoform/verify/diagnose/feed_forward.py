@@ -18,6 +18,12 @@ from isoform.verify.rows import Rows, whole
 
 def check(case: Case, a: Inner, b: Inner) -> None:
     """One feed-forward network of both models."""
+    ends = ((i.out.read, [linear.out for linear in i.sources]) for i in (a, b))
+    with case.within(*ends):
+        _check(case, a, b)
+
+
+def _check(case: Case, a: Inner, b: Inner) -> None:
     pa, pb = whole(a.sources), whole(b.sources)
     place = case.place("feed-forward", a.out.read, b.out.read)
     value, own = values_of(case.a, pa), values_of(case.b, pb)

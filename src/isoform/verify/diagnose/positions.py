@@ -23,7 +23,8 @@ def explain_shift(case: Case, place: Place, a: Tensor, b: Tensor, role: str, ord
             order,
         )
         return
-    permuted = _channels(a[real], b[real])
+    near = max(1e-6, case.constants)
+    permuted = _channels(a[real], b[real], near)
     if permuted is not None:
         case.add(
             "sinusoid-layout",
@@ -34,13 +35,13 @@ def explain_shift(case: Case, place: Place, a: Tensor, b: Tensor, role: str, ord
             permutation=permuted,
         )
         return
-    table_a, table_b = _table(case, a), _table(case, b)
-    index_a, index_b = _rows(table_a, a), _rows(table_b, b)
+    table_a, table_b = _table(case, a, near), _table(case, b, near)
+    index_a, index_b = _rows(table_a, a, near), _rows(table_b, b, near)
     if table_a is None or table_b is None:
         index_a, index_b = None, None
     if index_a is None or index_b is None:
         index_a = torch.arange(a.shape[1]).expand(a.shape[0], -1)
-        index_b = _among(a, b, real)
+        index_b = _among(a, b, real, near)
     if index_b is not None:
         known = real & (index_b >= 0) & (index_a >= 0)
         offset = (index_b - index_a)[known]
@@ -103,11 +104,11 @@ def _counts(index: Tensor, real: Tensor) -> bool:
     return len(set(first)) == 1
 
 
-def _channels(a: Tensor, b: Tensor) -> list[int] | None:
+def _channels(a: Tensor, b: Tensor, near: float) -> list[int] | None:
     """The permutation of channels that turns a into b, if one does."""
     distance = (a[:, :, None] - b[:, None, :]).abs().amax(0)
     best = distance.argmin(0)
-    if len(best.unique()) != len(best) or float(distance.amin(0).max()) > 1e-6 * float(a.abs().max()):
+    if len(best.unique()) != len(best) or float(distance.amin(0).max()) > near * float(a.abs().max()):
         return None
     return best.tolist()
 
@@ -121,36 +122,36 @@ def _layout(a: Tensor) -> str:
     return "all sines, then all cosines" if half < pair else "a sine and a cosine in turn"
 
 
-def _table(case: Case, shift: Tensor) -> Tensor | None:
+def _table(case: Case, shift: Tensor, near: float) -> Tensor | None:
     """A table of parameters that has the rows."""
     first = shift[0, 0]
     for model in (case.a, case.b):
         for value in model.recording.parameters.values():
             if value.dim() != 2 or value.shape[1] != shift.shape[-1] or not value.is_floating_point():
                 continue
-            if bool(((value.double() - first).abs().amax(1) < 1e-6 * first.abs().max()).any()):
+            if bool(((value.double() - first).abs().amax(1) < near * first.abs().max()).any()):
                 return value.double()
     return None
 
 
-def _rows(table: Tensor | None, shift: Tensor) -> Tensor | None:
+def _rows(table: Tensor | None, shift: Tensor, near: float) -> Tensor | None:
     if table is None:
         return None
     flat = shift.reshape(-1, shift.shape[-1])
     distance = torch.cdist(flat, table)
     best = distance.min(1)
-    found = torch.where(best.values < 1e-6 * flat.norm(dim=1).clamp(min=1e-12), best.indices, -1)
+    found = torch.where(best.values < near * flat.norm(dim=1).clamp(min=1e-12), best.indices, -1)
     return found.reshape(shift.shape[:2])
 
 
-def _among(a: Tensor, b: Tensor, real: Tensor) -> Tensor | None:
+def _among(a: Tensor, b: Tensor, real: Tensor, near: float) -> Tensor | None:
     """For each vector of b the place of the same vector in a."""
     table = a[real]
     places = torch.arange(a.shape[1]).expand(a.shape[0], -1)[real]
-    found = _rows(table, b)
+    found = _rows(table, b, near)
     if found is None:
         return None
     out = torch.where(found >= 0, places[found.clamp(min=0)], -1)
-    same = (a - b).abs().amax(-1) < 1e-6 * a.abs().max()
+    same = (a - b).abs().amax(-1) < near * a.abs().max()
     own = torch.arange(a.shape[1]).expand(a.shape[0], -1)
     return torch.where(same, own, out)

@@ -112,8 +112,9 @@ def _trunk(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
         own = b.of_node(nb)
         assert own is not None
         value_a = value_a if nb in case.foreign_entries else own  # a factor may be folded into the table
-    if not _same(case, tb, {nb: value_a}, out_a, "trunk"):
-        return [wire]
+    with case.within((ta, [na]), (tb, [nb])):
+        if not _same(case, tb, {nb: value_a}, out_a, "trunk"):
+            return [wire]
     if case.checked[-1][2] > EXACT:
         case.small.append(wire)
     return []
@@ -187,8 +188,9 @@ def _sum(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
         if value is not None:
             given[two] = value
     out = a.of_node(na)
-    if out is None or _same(case, nb, given, out, "sum", shifts=(in_sum(a, na), in_sum(b, nb))):
-        return []
+    with case.within((na, tops_a.values()), (nb, tops_b.values())):
+        if out is None or _same(case, nb, given, out, "sum", shifts=(in_sum(a, na), in_sum(b, nb))):
+            return []
     if routing.explain(case, tops_a, tops_b):
         return []
     held_a, held_b = tuple(tops_a.values()), tuple(tops_b.values())
@@ -217,8 +219,9 @@ def _read(case: Case, key: Key, ra: int, rb: int) -> list[tuple[Wire, Wire]]:
         (Wire((*key, "read"), "read", one, ra), Wire((*key, "read"), "read", two, rb))
         for _, one, two in terms
     ]
-    if not _same(case, rb, given, value, "read"):
-        return wires
+    with case.within((ra, [one for _, one, _ in terms]), (rb, [two for _, _, two in terms])):
+        if not _same(case, rb, given, value, "read"):
+            return wires
     if case.checked[-1][2] > EXACT:
         case.small += wires
     return []

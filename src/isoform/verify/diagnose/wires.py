@@ -38,35 +38,37 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
     silent: dict[int, tuple[Wire, Wire, list[Step], list[Step]]] = {}
     spoken: set[int] = set()
     for wa, wb, sa, sb in described:
-        count = len(case.raw)
-        place = _place(case, wa, wb)
-        said_a, said_b = _told(sa), _told(sb)
-        if _unknown(sa, sb):
-            kind = "pooling" if _pools(sa) or _pools(sb) else "unexplained"
-            if kind == "pooling":
-                place = dataclasses.replace(place, layer=None)
-            case.add(
-                kind, place, f"{said_a} here", f"{said_b} here", wb.target, profile=_profile(case, wa, wb)
-            )
-        elif _norms(sa) != _norms(sb):
-            here = moved and not (strays and _stray(sa, sb, before, after))
-            kind = "norm-placement" if here or _is_added(wb) else "norm-missing"
-            place = _read_in(case, (wa, wb, sa, sb), described, place) if here else place
-            case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
-            if not here and not _beside_gain(case, sa, sb):
-                _steps_differ(case, place, wa, wb, sa, sb)
+        with case.within((wa.target, {wa.source, *wa.held}), (wb.target, {wb.source, *wb.held})):
+            count = len(case.raw)
+            place = _place(case, wa, wb)
+            said_a, said_b = _told(sa), _told(sb)
+            if _unknown(sa, sb):
+                kind = "pooling" if _pools(sa) or _pools(sb) else "unexplained"
+                if kind == "pooling":
+                    place = dataclasses.replace(place, layer=None)
+                case.add(
+                    kind, place, f"{said_a} here", f"{said_b} here", wb.target, profile=_profile(case, wa, wb)
+                )
+            elif _norms(sa) != _norms(sb):
+                here = moved and not (strays and _stray(sa, sb, before, after))
+                kind = "norm-placement" if here or _is_added(wb) else "norm-missing"
+                place = _read_in(case, (wa, wb, sa, sb), described, place) if here else place
+                case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
+                if not here and not _beside_gain(case, sa, sb):
+                    _steps_differ(case, place, wa, wb, sa, sb)
+                else:
+                    _pools_differ(case, place, wb, sa, sb)
             else:
-                _pools_differ(case, place, wb, sa, sb)
-        else:
-            _steps_differ(case, place, wa, wb, sa, sb)
-        if len(case.raw) > count:
-            spoken.add(wb.target)
-        else:
-            silent[wb.target] = (wa, wb, sa, sb)
+                _steps_differ(case, place, wa, wb, sa, sb)
+            if len(case.raw) > count:
+                spoken.add(wb.target)
+            else:
+                silent[wb.target] = (wa, wb, sa, sb)
     for target, (wa, wb, sa, sb) in silent.items():
         if target not in spoken:
             place = _place(case, wa, wb)
-            case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
+            with case.within((wa.target, {wa.source, *wa.held}), (wb.target, {wb.source, *wb.held})):
+                case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
     if moved:
         case.raw = [r for r in case.raw if "twice in a row" not in r.reference + r.candidate]
         _joined(case)
