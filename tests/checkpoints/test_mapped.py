@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from isoform.checkpoints.joined import Piece, joined
 from isoform.config import ModelConfig
 from isoform.config.protocol import Protocol
 from isoform.errors import ArtifactError
+from isoform.nn.products import Form, product
 
 PAGE = mmap.PAGESIZE
 LARGE = 2**19
@@ -106,3 +108,13 @@ def test_families_are_mapped(family: str, tmp_path: Path, monkeypatch: pytest.Mo
     again = load(bundle.save(tmp_path / "artifact"), check=True)
     for a, b in zip(bundle.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+def test_input_major_weights_in_another_form(form: Form) -> None:
+    """They stay transposed views of their file; compiled products read rows where they lie."""
+    weight = torch.linspace(-1.0, 1.0, 48).view(6, 8)
+    turned, plain = product(form, weight.t(), None), product(form, weight.t().contiguous(), None)
+    for name, stored in turned.stored().items():
+        assert stored.is_contiguous(), name
+        assert torch.equal(stored, plain.stored()[name])

@@ -91,7 +91,7 @@ class Bfloat16(Product):
     form = "bfloat16"
 
     def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
-        self._weight = weight.to(torch.bfloat16)
+        self._weight = weight.to(torch.bfloat16).contiguous()
         self._bias = bias
         # Without units of its own a CPU multiplies bfloat16 slower than float32, but reads it twice as fast.
         self._many = weight.is_cuda or bool(attempt(_multiplies_bfloat16))
