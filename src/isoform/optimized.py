@@ -3,7 +3,7 @@
 Decoding a token reads every weight once, so that its time is the weights' bytes over the memory's bandwidth
 unless many rows share the reading. Forms: ``float32`` packed for the backend (the same numbers),
 ``bfloat16``, ``int8`` weights with one scale an output channel, ``int8_dynamic``, where the inputs of each
-product are rounded to 7 or 8 bits too, which is the fastest on CPUs and the least exact.
+product are rounded to 8 bits too, which is the fastest on CPUs and the least exact.
 """
 
 from __future__ import annotations

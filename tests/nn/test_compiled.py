@@ -11,6 +11,7 @@ from isoform import generate
 from isoform.generation import Beam, Cached, Sample
 from isoform.native import library
 from isoform.native.library import built
+from isoform.nn import products
 from isoform.nn.compiled import compiled
 from isoform.nn.forms import plain, set_form
 from isoform.nn.products import FORMS
@@ -37,20 +38,27 @@ def float32():
 @needs_compiler
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 9, 23])
-def test_forms(float32, form, rows):
+def test_forms(float32, form, rows, monkeypatch):
     """Widths that fill no vector, and numbers of rows that take every way through the products. Numbers of 8
-    and 16 bits are multiplied as they are, with inputs that are not rounded."""
+    and 16 bits are multiplied as they are. Where inputs are rounded too, one between two numbers may
+    be rounded to the other, by what the layers before it leave open."""
     model = set_form(float32("llama", d_model=30, n_heads=6, head_width=6, ffn_width=77), form)
     tokens = Tokens(torch.arange(rows * 3).view(rows, 3) % 20)
+    monkeypatch.setattr(products, "loaded", lambda x: None)
+    rounds = form == "int8_dynamic"
     with torch.inference_mode():
-        dense = [Cached(plain(model), compile="never") for _ in range(2)]
+        dense = [Cached(model if rounds else plain(model), compile="never") for _ in range(2)]
         for forward in dense:
             forward.begin(tokens, None, 4)
         ids = torch.arange(rows) % 19
         trails = Trails.of(dense[1]._step[1])
         trails.reserve(4)
         found = compiled(prepare(model), library(torch.float32))(ids, trails)
-        torch.testing.assert_close(found, dense[0].step(ids), rtol=0, atol=1e-5)
+        expected = dense[0].step(ids)
+        if rounds:
+            assert ((found - expected).norm(dim=1) <= 0.02 * expected.norm(dim=1)).all()
+        else:
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
 @needs_compiler
@@ -117,14 +125,14 @@ def test_weights_that_lie_column_by_column(float32):
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 9, 70])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 13, 25, 53])
 def test_products(rows):
-    """One map, its outputs shared out to threads; outputs and inputs that fill no vector."""
+    """One map, its outputs shared out to threads; outputs that fill no panel, inputs that fill no vector."""
     for dtype in (torch.float32, torch.float64):
         machine = library(dtype)
         x = torch.linspace(-1, 1, rows * 2 * 37, dtype=dtype).view(rows, 2, 37)[:, :1].sin()
-        numbers = (torch.arange(13 * 37) * 31 % 255 - 127).view(13, 37)
-        scale, bias = torch.linspace(1e-3, 1e-2, 13, dtype=dtype), torch.linspace(-1, 1, 13, dtype=dtype)
+        numbers = (torch.arange(45 * 37) * 31 % 255 - 127).view(45, 37)
+        scale, bias = torch.linspace(1e-3, 1e-2, 45, dtype=dtype), torch.linspace(-1, 1, 45, dtype=dtype)
         for kind in (dtype, torch.bfloat16, torch.int8):
             for given in ((None, None), (scale, bias)):
                 expected = torch.nn.functional.linear(x, numbers.to(dtype))

@@ -31,10 +31,7 @@ def operators(request, monkeypatch):
         private = (
             "_pack_float32",
             "_int8_product",
-            "_pack_int8",
-            "Eight",
             "_multiplies_bfloat16",
-            "_adds_in_32_bits",
         )
         for name in private:
             monkeypatch.setattr(products, name, gone)
@@ -104,18 +101,3 @@ def test_halves_hold_every_bfloat16_that_counts(size):
 def test_halves_refuse_what_is_not_finite():
     assert fbgemm.halves(torch.tensor([[1.0, torch.inf]]).bfloat16(), None) is None
 
-
-def test_inputs_of_eight_bits(monkeypatch):
-    """What is used where products of 8 bits are added in 32: here with numbers that do not overflow 16."""
-    monkeypatch.setattr(products, "_adds_in_32_bits", lambda: True)
-    numbers = torch.arange(24 * 40).view(24, 40).mul(7).remainder(121).sub(60).to(torch.int8)
-    scales, bias, x = drawn(24).abs() + 0.1, drawn(24, seed=1), drawn(5, 40, seed=2) * 3
-    made = products.Int8Dynamic(numbers, scales, bias)
-    if made._eight is None:
-        pytest.skip("no FBGEMM here")
-    expected = torch.nn.functional.linear(x, made.dense(), bias)
-    with torch.inference_mode():
-        for found in (made(x), torch.stack([made(row) for row in x]), made(x[None])[0]):
-            assert (found - expected).norm() <= 1e-2 * expected.norm()
-        far = torch.stack([x[0], 1e4 * x[1]])
-        torch.testing.assert_close(made(far)[0], made(x[:2])[0], rtol=1e-5, atol=1e-5)

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int8, Shaped
 from torch import Tensor
 
 from isoform.config.temporary import temporary
-from isoform.native.program import FORMS
+from isoform.native.eights import groups_of
+from isoform.native.program import EIGHT, FORMS, SPARE
 
 SOURCE = Path(__file__).with_name("step.cpp")
 OPTIONS = (
@@ -67,7 +68,7 @@ class Library:
             number,
             *[pointer] * 3,
             number,
-            pointer,
+            *[pointer] * 2,
             number,
         ]
 
@@ -79,20 +80,37 @@ class Library:
         bias: Float[Tensor, " out"] | None,
     ) -> Float[Tensor, "*batch out"]:
         """x Wᵀ, times a scale an output, and a bias; W side by side, of a type in `FORMS` or of that of x."""
+        return self._product(x, weight, FORMS.get(weight.dtype, 0), weight.shape[0], scale, bias)
+
+    def eights(
+        self,
+        x: Float[Tensor, "*batch width"],
+        laid: Int8[Tensor, "blocks bytes"],
+        scale: Float[Tensor, " out"],
+        bias: Float[Tensor, " out"] | None,
+    ) -> Float[Tensor, "*batch out"]:
+        """The same with inputs rounded to 8 bits; W as `eights.laid_out` lays it."""
+        return self._product(x, laid, EIGHT, len(scale), scale, bias)
+
+    def _product(
+        self, x: Tensor, weight: Tensor, form: int, n: int, scale: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        (rows, width), n, threads = flat.shape, weight.shape[0], torch.get_num_threads()
-        out, spare = flat.new_empty(rows, n), flat.new_empty(threads, 4 * width)
+        (rows, width), threads = flat.shape, torch.get_num_threads()
+        out, spare = flat.new_empty(rows, n), flat.new_empty(threads, SPARE * width)
+        rounded = flat.new_empty(rows, groups_of(width) + 1) if form == EIGHT else None
         self._linear(
             flat.data_ptr(),
             rows,
             width,
             weight.data_ptr(),
-            FORMS.get(weight.dtype, 0),
+            form,
             None if scale is None else scale.data_ptr(),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
             n,
             spare.data_ptr(),
+            None if rounded is None else rounded.data_ptr(),
             threads,
         )
         return out.view(*x.shape[:-1], n)

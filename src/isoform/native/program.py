@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 NONE: Mapping[str, float] = {}
-Kind = Literal["norm", "linear", "add", "copy", "rotate", "attend", "cross"]
+Kind = Literal["norm", "linear", "add", "copy", "rotate", "attend", "cross", "round"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ACTIVATIONS = (
     "identity",
@@ -29,7 +29,7 @@ ACTIVATIONS = (
     "mish",
     "softcap",
 )
-BUFFERS = ("stream", "normed", "other", "heads", "context", "hidden", "increment", "scores")
+BUFFERS = ("stream", "normed", "other", "heads", "context", "hidden", "increment", "rounded", "scores")
 """What operations read and write, each ``[rows, width]``."""
 
 
@@ -142,3 +142,7 @@ class Program:
 
 FORMS = {torch.bfloat16: 1, torch.int8: 2}
 """How a weight's numbers are stored; 0: as all others are."""
+SPARE = 32
+"""Numbers of each input that a thread has room for: the widest panel of outputs."""
+EIGHT = 3
+"""Numbers of 8 bits that meet inputs of 8 bits, as `eights.laid_out` lays them."""

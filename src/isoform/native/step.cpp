@@ -1,7 +1,7 @@
 // One token a row through a decoder, as a list of operations that threads walk through together.
 //
 // `isoform.nn.program` writes the list; `isoform.native.library` compiles this file for the machine it is on.
-// REAL is float, or double. Weights lie row by row, [out][in], as they are stored. Threads are OpenMP's, so
+// REAL is float, or double. Weights lie row by row, [out][in], as they are stored, but for whole numbers. Threads are OpenMP's, so
 // that they are the ones PyTorch keeps, and no two pools wait for the same cores.
 
 #include <cmath>
@@ -47,7 +47,7 @@ typedef int32_t ints __attribute__((vector_size(LANES * 4)));
 
 // What a weight is stored in.
 struct Bf16 { uint16_t bits; };
-enum Form { WIDE = 0, BFLOAT16 = 1, INT8 = 2 };
+enum Form { WIDE = 0, BFLOAT16 = 1, INT8 = 2, EIGHT = 3 };
 
 static inline vec load(const real* p) { vec v; std::memcpy(&v, p, sizeof v); return v; }
 static inline vec load(const Bf16* p) {
@@ -148,8 +148,13 @@ template <int A> static inline real act(real x, real cap) {
     }
 }
 template <int A> static void apply(real* x, const real* times, i64 n, real cap) {
-    if (times) for (i64 i = 0; i < n; i++) x[i] = act<A>(x[i], cap) * times[i];
-    else for (i64 i = 0; i < n; i++) x[i] = act<A>(x[i], cap);
+    if (times) {
+        #pragma omp simd
+        for (i64 i = 0; i < n; i++) x[i] = act<A>(x[i], cap) * times[i];
+    } else {
+        #pragma omp simd
+        for (i64 i = 0; i < n; i++) x[i] = act<A>(x[i], cap);
+    }
 }
 static void activate(int kind, real* x, const real* times, i64 n, real cap) {
     switch (kind) {
@@ -163,7 +168,9 @@ static void activate(int kind, real* x, const real* times, i64 n, real cap) {
 
 struct Out { real* to; i64 stride; const real* from; i64 from_stride; const real *bias, *scale; real alpha; };
 
-template <int O> static inline void put(const Out& o, i64 row, i64 column, real* value) {
+template <int O> static inline void put(const Out& o, i64 row, i64 column, const real* given) {
+    real value[O];
+    UNROLL for (int a = 0; a < O; a++) value[a] = given[a];
     if (o.scale) UNROLL for (int a = 0; a < O; a++) value[a] *= o.scale[column + a];
     if (o.bias) UNROLL for (int a = 0; a < O; a++) value[a] += o.bias[column + a];
     UNROLL for (int a = 0; a < O; a++) value[a] *= o.alpha;
@@ -242,39 +249,262 @@ static inline void rows_of(const W* w, i64 ldw, const real* x, i64 ldx, i64 widt
     if (row < end) tile<W, O, 1, 2>(w, ldw, x + row * ldx, ldx, width, o, row, column);
 }
 
-// Outputs begin .. end of all rows. Many rows read narrow weights from a widened copy.
+// Many rows: a panel of outputs is turned, so that a vector holds outputs, and nothing is added across it.
+constexpr int PANEL = 2 * LANES;
+
+#if defined(__AVX2__)
+static inline __m256 eight(const float* p) { return _mm256_loadu_ps(p); }
+static inline __m256 eight(const Bf16* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+static inline __m256 eight(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+static inline __m256 eight(const double*) { return __m256{}; }
+
+// Eight inputs of eight outputs.
+template <class W> static inline void turn8(const W* w, i64 ldw, float* to) {
+    __m256 a[8], b[8];
+    UNROLL for (int i = 0; i < 8; i++) a[i] = eight(w + i * ldw);
+    UNROLL for (int i = 0; i < 4; i++) {
+        b[2 * i] = _mm256_unpacklo_ps(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm256_unpackhi_ps(a[2 * i], a[2 * i + 1]);
+    }
+    UNROLL for (int i = 0; i < 8; i += 4)
+        UNROLL for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0x44);
+            a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + 2 + j], 0xee);
+        }
+    UNROLL for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * PANEL, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * PANEL, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+}
+#endif
+
+template <class W> static void turn(const W* w, i64 ldw, i64 outs, i64 width, real* panel) {
+    i64 k = 0;
+#if defined(__AVX2__)
+    if (sizeof(real) == 4 && outs == PANEL)
+        for (; k + 8 <= width; k += 8)
+            for (i64 a = 0; a < PANEL; a += 8) turn8(w + a * ldw + k, ldw, (float*)panel + k * PANEL + a);
+#endif
+    for (; k < width; k++) {
+        for (i64 a = 0; a < outs; a++) panel[k * PANEL + a] = one(w + a * ldw + k);
+        for (i64 a = outs; a < PANEL; a++) panel[k * PANEL + a] = 0;
+    }
+}
+
+// LANES outputs of a row.
+static inline void put(const Out& o, i64 row, i64 column, vec value) {
+    if (o.scale) value *= load(o.scale + column);
+    if (o.bias) value += load(o.bias + column);
+    value *= o.alpha;
+    if (o.from) value += load(o.from + row * o.from_stride + column);
+    std::memcpy(o.to + row * o.stride + column, &value, sizeof value);
+}
+// As many of `outs` outputs as there are in it, from `column` on.
+static inline void put(const Out& o, i64 row, i64 column, vec value, i64 outs) {
+    if (outs >= LANES) return put(o, row, column, value);
+    real values[LANES]; std::memcpy(values, &value, sizeof value);
+    for (i64 a = 0; a < outs; a++) put<1>(o, row, column + a, values + a);
+}
+
+template <int R>
+static inline void panel_tile(const real* panel, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, i64 outs) {
+    vec sums[R][2];
+    UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = vec{};
+    for (i64 k = 0; k < width; k++) {
+        const vec low = load(panel + k * PANEL), high = load(panel + k * PANEL + LANES);
+        UNROLL for (int r = 0; r < R; r++) {
+            const vec given = x[r * ldx + k] - vec{};
+            sums[r][0] += low * given;
+            sums[r][1] += high * given;
+        }
+    }
+    real found[R][PANEL];  // from which the loop below reads, so that the sums stay in registers above
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int i = 0; i < 2; i++) std::memcpy(found[r] + i * LANES, &sums[r][i], sizeof(vec));
+    for (int r = 0; r < R; r++)
+        for (i64 a = 0; a < outs; a += LANES) put(o, row + r, column + a, load(found[r] + a), outs - a);
+}
+
+#if VECTOR == 64
+constexpr int TALL = 12;  // rows a panel's tile: as many as there are registers for
+#else
+constexpr int TALL = 6;
+#endif
+// Rows from which turning pays, by what the tiles of few rows have to widen again and again.
+static inline i64 many(int form) { return form == WIDE ? 48 : form == BFLOAT16 ? 12 : 24; }
+template <class W> constexpr int form_of = sizeof(W) == sizeof(real) ? WIDE : sizeof(W) == 2 ? BFLOAT16 : INT8;
+
+// Outputs begin .. end of all rows.
 template <class W>
 static void product(const W* w, const real* x, i64 ldx, i64 rows, i64 width, const Out& o, i64 begin, i64 end, real* spare) {
+    i64 c = begin;
     if (rows == 1) {
-        i64 c = begin;
         for (; c + 4 <= end; c += 4) tile<W, 4, 1, 2>(w + c * width, width, x, ldx, width, o, 0, c);
         for (; c < end; c++) tile<W, 1, 1, 4>(w + c * width, width, x, ldx, width, o, 0, c);
         return;
     }
-    const bool widen = sizeof(W) != sizeof(real) && rows > (sizeof(W) == 2 ? 4 : 8);
-    i64 block = 98304 / (width * i64(sizeof(real)) / 4 + 1);  // rows that stay in the second-level cache
-    block = block < 8 ? 8 : block & ~i64(3);
+    if (rows < many(form_of<W>)) {
+        for (; c + 4 <= end; c += 4) rows_of<W, 4>(w + c * width, width, x, ldx, width, o, 0, rows, c);
+        for (; c < end; c++) rows_of<W, 1>(w + c * width, width, x, ldx, width, o, 0, rows, c);
+        return;
+    }
+    i64 block = 98304 / (width * i64(sizeof(real)) / 4 + 1) / TALL * TALL;  // rows that stay in the second-level cache
+    block = block < 4 * TALL ? 4 * TALL : block;
     for (i64 first = 0; first < rows; first += block) {
         const i64 last = first + block < rows ? first + block : rows;
-        i64 c = begin;
-        for (; c + 4 <= end; c += 4) {
-            if (widen) {
-                for (int a = 0; a < 4; a++) {
-                    const W* from = w + (c + a) * width;
-                    i64 k = 0;
-                    for (; k + LANES <= width; k += LANES) { vec v = load(from + k); std::memcpy(spare + a * width + k, &v, sizeof v); }
-                    for (; k < width; k++) spare[a * width + k] = one(from + k);
-                }
-                rows_of<real, 4>(spare, width, x, ldx, width, o, first, last, c);
-            } else rows_of<W, 4>(w + c * width, width, x, ldx, width, o, first, last, c);
+        for (c = begin; c < end; c += PANEL) {
+            const i64 outs = end - c < PANEL ? end - c : PANEL;
+            turn(w + c * width, width, outs, width, spare);
+            i64 row = first;
+            for (; last - row >= TALL; row += TALL) panel_tile<TALL>(spare, x + row * ldx, ldx, width, o, row, c, outs);
+            for (; last - row >= 4; row += 4) panel_tile<4>(spare, x + row * ldx, ldx, width, o, row, c, outs);
+            for (; row < last; row++) panel_tile<1>(spare, x + row * ldx, ldx, width, o, row, c, outs);
         }
-        for (; c < end; c++) rows_of<W, 1>(w + c * width, width, x, ldx, width, o, first, last, c);
     }
+}
+
+// ---- products of whole numbers --------------------------------------------------------------------------
+
+// Inputs are rounded to -127 … 127 times a scale a row; with weights of 8 bits their sums are exact, and so
+// alike on all machines. `isoform.native.eights` lays weights out in blocks of 16 outputs: the sum of each
+// one's weights in 32 bits, then [groups][16][4]. A rounded row is [groups][4], then its scale. Groups of four
+// inputs come in pairs; what is beyond the width is 0.
+
+constexpr int BLOCK = 16;
+#if defined(__AVX512VNNI__)
+#define WHOLE 64
+#elif defined(__AVX2__)
+#define WHOLE 32
+#else
+#define WHOLE 16
+#endif
+typedef int32_t whole __attribute__((vector_size(WHOLE)));
+
+// total + four products a lane. Where one instruction does it, it takes x as a number without a sign.
+#if defined(__AVX512VNNI__)
+#define OFFSET 128
+static inline whole add4(whole total, whole x, whole w) {
+    return (whole)_mm512_dpbusd_epi32((__m512i)total, (__m512i)x, (__m512i)w);
+}
+#elif defined(__AVXVNNI__)
+#define OFFSET 128
+static inline whole add4(whole total, whole x, whole w) {
+    return (whole)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)x, (__m256i)w);
+}
+#elif defined(__AVX2__)
+#define OFFSET 0
+static inline whole add4(whole total, whole x, whole w) {  // pairs fit 16 bits: 2 · 127² < 2¹⁵
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)x), _mm256_sign_epi8((__m256i)w, (__m256i)x));
+    return total + (whole)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#else
+#define OFFSET 0
+static inline whole add4(whole total, whole x, whole w) {
+    int8_t a[WHOLE], b[WHOLE];
+    std::memcpy(a, &x, WHOLE); std::memcpy(b, &w, WHOLE);
+    for (int i = 0; i < WHOLE; i++) total[i / 4] += int32_t(a[i]) * b[i];
+    return total;
+}
+#endif
+constexpr int PARTS = BLOCK * 4 / WHOLE;
+
+static inline i64 groups_of(i64 width) { return (width + 7) / 8 * 2; }
+
+// A row as whole numbers. What is not finite makes the scale NaN, and with it every output.
+static void round_row(const real* x, i64 width, real* to) {
+    real most = 0, odd = 0;
+    #pragma omp simd reduction(max:most) reduction(+:odd)
+    for (i64 i = 0; i < width; i++) {
+        const real size = x[i] < 0 ? -x[i] : x[i];
+        most = size > most ? size : most;
+        odd += x[i] - x[i];
+    }
+    const real by = most > 0 ? 127 / most : real(0);
+    uint8_t* bytes = (uint8_t*)to;
+    #pragma omp simd
+    for (i64 i = 0; i < width; i++) bytes[i] = uint8_t(int32_t(std::rint(x[i] * by)) + OFFSET);
+    const i64 groups = groups_of(width);
+    for (i64 i = width; i < 4 * groups; i++) bytes[i] = OFFSET;
+    const real scale = most / 127 + odd;
+    std::memcpy(bytes + 4 * groups, &scale, sizeof scale);
+}
+
+// B blocks of R rows, of which outputs low .. high are written; U: how many groups are taken at a time.
+template <int B, int R, int U>
+static inline void whole_tile(const int8_t* w, i64 stride, const uint8_t* x, i64 ldx, i64 groups, const Out& o, i64 row, i64 block, i64 low, i64 high) {
+    whole sums[U][R][B * PARTS];
+    UNROLL for (int b = 0; b < B; b++)
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            whole start; std::memcpy(&start, w + b * stride + p * WHOLE, WHOLE);
+            UNROLL for (int u = 0; u < U; u++)
+                UNROLL for (int r = 0; r < R; r++) sums[u][r][b * PARTS + p] = u ? whole{} : start * -OFFSET;
+        }
+    const int8_t* at = w + 4 * BLOCK;
+    for (i64 k = 0; k < groups; k += U) {
+        UNROLL for (int u = 0; u < U; u++) {
+            whole given[R];
+            UNROLL for (int r = 0; r < R; r++) {
+                int32_t four; std::memcpy(&four, x + r * ldx + 4 * (k + u), 4);
+                given[r] = whole{} + four;
+            }
+            UNROLL for (int b = 0; b < B; b++)
+                UNROLL for (int p = 0; p < PARTS; p++) {
+                    whole wide; std::memcpy(&wide, at + b * stride + (k + u) * 4 * BLOCK + p * WHOLE, WHOLE);
+                    UNROLL for (int r = 0; r < R; r++)
+                        sums[u][r][b * PARTS + p] = add4(sums[u][r][b * PARTS + p], given[r], wide);
+                }
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        real scale; std::memcpy(&scale, x + r * ldx + 4 * groups, sizeof scale);
+        UNROLL for (int b = 0; b < B; b++) {
+            int32_t found[BLOCK];
+            UNROLL for (int p = 0; p < PARTS; p++) {
+                UNROLL for (int u = 1; u < U; u++) sums[0][r][b * PARTS + p] += sums[u][r][b * PARTS + p];
+                std::memcpy(found + p * WHOLE / 4, &sums[0][r][b * PARTS + p], WHOLE);
+            }
+            const i64 column = (block + b) * BLOCK;
+            for (int a = 0; a < BLOCK; a += LANES) {
+                ints part; std::memcpy(&part, found + a, sizeof part);
+                const vec value = __builtin_convertvector(part, vec) * scale;
+                const i64 at = column + a;
+                if (at >= low) put(o, row + r, at, value, high - at);
+                else for (i64 c = low; c < high && c < at + LANES; c++) put<1>(o, row + r, c, (const real*)&value + (c - at));
+            }
+        }
+    }
+}
+
+#if defined(__AVX512VNNI__)
+constexpr int BLOCKS = 4, ROWS = 6;  // as many as there are registers for
+#else
+constexpr int BLOCKS = 1, ROWS = 4;
+#endif
+
+template <int B>
+static inline void whole_rows(const int8_t* w, i64 stride, const uint8_t* x, i64 ldx, i64 rows, i64 groups, const Out& o, i64 block, i64 low, i64 high) {
+    i64 row = 0;
+    for (; rows - row >= ROWS; row += ROWS) whole_tile<B, ROWS, 1>(w, stride, x + row * ldx, ldx, groups, o, row, block, low, high);
+    for (; rows - row >= 2; row += 2) whole_tile<B, 2, 1>(w, stride, x + row * ldx, ldx, groups, o, row, block, low, high);
+    if (row < rows) whole_tile<B, 1, 2>(w, stride, x + row * ldx, ldx, groups, o, row, block, low, high);
+}
+
+// Outputs low .. high of all rows.
+static void whole_product(const int8_t* w, const uint8_t* x, i64 ldx, i64 rows, i64 width, const Out& o, i64 low, i64 high) {
+    const i64 groups = groups_of(width), stride = 4 * BLOCK * (groups + 1);
+    i64 block = low / BLOCK;
+    const i64 end = (high + BLOCK - 1) / BLOCK;
+    for (; end - block >= BLOCKS; block += BLOCKS) whole_rows<BLOCKS>(w + block * stride, stride, x, ldx, rows, groups, o, block, low, high);
+    for (; block < end; block++) whole_rows<1>(w + block * stride, stride, x, ldx, rows, groups, o, block, low, high);
 }
 
 // ---- the list -------------------------------------------------------------------------------------------
 
-enum Kind { NORM = 0, LINEAR = 1, ADD = 2, COPY = 3, ROTATE = 4, ATTEND = 5, CROSS = 6 };
+enum Kind { NORM = 0, LINEAR = 1, ADD = 2, COPY = 3, ROTATE = 4, ATTEND = 5, CROSS = 6, ROUND = 7 };
 
 extern "C" {
 
@@ -330,10 +560,16 @@ static void normalise(const Op& op, const real* x, real* y) {
     #pragma omp simd reduction(+:square)
     for (i64 i = 0; i < n; i++) { real d = x[i] - mean; square += d * d; }
     const real by = 1 / std::sqrt(square / n + real(op.eps));
-    if (gain && bias) for (i64 i = 0; i < n; i++) y[i] = (x[i] - mean) * by * gain[i] + bias[i];
-    else if (gain) for (i64 i = 0; i < n; i++) y[i] = (x[i] - mean) * by * gain[i];
-    else if (bias) for (i64 i = 0; i < n; i++) y[i] = (x[i] - mean) * by + bias[i];
-    else for (i64 i = 0; i < n; i++) y[i] = (x[i] - mean) * by;
+    #pragma omp simd
+    for (i64 i = 0; i < n; i++) y[i] = (x[i] - mean) * by;
+    if (gain) {
+        #pragma omp simd
+        for (i64 i = 0; i < n; i++) y[i] *= gain[i];
+    }
+    if (bias) {
+        #pragma omp simd
+        for (i64 i = 0; i < n; i++) y[i] += bias[i];
+    }
 }
 
 static void rotate(const Near& near, i64 position, real* x) {
@@ -469,7 +705,8 @@ static void cross(const Op& op, const Call& call, i64 row, i64 head, real* spare
 }
 
 static void linear(const Op& op, const Call& call, i64 thread, i64 threads, real* spare) {
-    const i64 rows = call.rows, unit = 4, blocks = (op.n + unit - 1) / unit;
+    const i64 rows = call.rows, unit = op.form == EIGHT ? BLOCK : rows < many(op.form) ? 4 : PANEL;
+    const i64 blocks = (op.n + unit - 1) / unit;
     const i64 begin = blocks * thread / threads * unit;
     i64 end = blocks * (thread + 1) / threads * unit;
     end = end < op.n ? end : op.n;
@@ -485,6 +722,9 @@ static void linear(const Op& op, const Call& call, i64 thread, i64 threads, real
             case WIDE: product((const real*)op.weight, x, ldx, rows, op.m, out, first, last, spare); break;
             case BFLOAT16: product((const Bf16*)op.weight, x, ldx, rows, op.m, out, first, last, spare); break;
             case INT8: product((const int8_t*)op.weight, x, ldx, rows, op.m, out, first, last, spare); break;
+            case EIGHT:
+                whole_product((const int8_t*)op.weight, (const uint8_t*)x, ldx * sizeof(real), rows, op.m, out, first, last);
+                break;
         }
     }
     if (op.act == IDENTITY && !op.gated) return;
@@ -494,20 +734,33 @@ static void linear(const Op& op, const Call& call, i64 thread, i64 threads, real
     }
 }
 
-// One product of any number of rows: x Wᵀ, scaled, and the bias.
+// Every row as whole numbers.
+static void round_rows(const Op& op, const Call& call, i64 thread, i64 threads) {
+    for (i64 row = call.rows * thread / threads; row < call.rows * (thread + 1) / threads; row++)
+        round_row(call.buffers[op.in] + row * call.strides[op.in], op.m, call.buffers[op.out] + row * call.strides[op.out]);
+}
+
+// One product of any number of rows: x Wᵀ, scaled, and the bias. `rounded`: room for [rows][groups + 1].
 extern "C" int isoform_linear(const real* x, i64 rows, i64 width, const void* weight, i64 form, const real* scale,
-                              const real* bias, real* to, i64 n, real* spare, i64 given) {
+                              const real* bias, real* to, i64 n, real* spare, real* rounded, i64 given) {
     #pragma omp parallel num_threads(given)
     {
         const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
         Op op{};
         op.form = int32_t(form); op.from = -1; op.out = 1; op.n = n; op.m = width;
         op.weight = weight; op.scale = scale; op.bias = bias; op.alpha = 1;
-        real* buffers[2] = {const_cast<real*>(x), to};
-        const i64 strides[2] = {width, n};
+        real* buffers[3] = {const_cast<real*>(x), to, rounded};
+        const i64 strides[3] = {width, n, groups_of(width) + 1};
         Call call{};
         call.rows = rows; call.buffers = buffers; call.strides = strides;
-        linear(op, call, thread, threads, spare + thread * 4 * width);
+        if (form == EIGHT) {
+            Op before{};
+            before.out = 2; before.m = width;
+            round_rows(before, call, thread, threads);
+            op.in = 2;
+            #pragma omp barrier
+        }
+        linear(op, call, thread, threads, spare + thread * PANEL * width);
     }
     return 0;
 }
@@ -542,6 +795,7 @@ extern "C" int isoform_step(const Op* ops, i64 n_ops, const Near* nears, const C
             const Op& op = ops[i];
             switch (op.kind) {
                 case LINEAR: linear(op, call, thread, threads, spare); break;
+                case ROUND: round_rows(op, call, thread, threads); break;
                 case NORM: {
                     const i64 all = call.rows * op.count;
                     for (i64 u = all * thread / threads; u < all * (thread + 1) / threads; u++) {

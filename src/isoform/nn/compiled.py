@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isoform import config
 from isoform.native.library import Library
-from isoform.native.program import BUFFERS, Call, Near, Program
+from isoform.native.program import BUFFERS, SPARE, Call, Near, Program
 from isoform.nn.flat import flat_head
 from isoform.nn.lower import lower
 from isoform.nn.step import Step
@@ -77,7 +77,7 @@ class Compiled:
         rows, call = trails.rows, self._call
         threads = torch.get_num_threads()
         slots = max(trails.capacity, 0 if trails.memory is None else trails.memory[0].shape[2])
-        spare = max(slots, 8 * max(self._widths.values()))
+        spare = max(slots, SPARE * max(self._widths.values()))
         if call.rows != rows or call.threads != threads or call.spare_stride < spare:
             wide = {name: width for name, width in self._widths.items() if name != "stream"}
             self._buffers = [stream.new_empty(rows, wide[name]) for name in BUFFERS[1:]]

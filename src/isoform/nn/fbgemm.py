@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int8
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -76,22 +76,3 @@ def pack_float16(weight: Float[Tensor, "out width"]) -> Tensor:
 
 def _float16_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, bias)  # pyright: ignore
-
-
-class Eight:
-    """x Wᵀ with W of 8 bits and x rounded to 8 bits between its smallest and largest element (FBGEMM)."""
-
-    def __init__(self, numbers: Int8[Tensor, "out width"]) -> None:
-        self._numbers = numbers
-        self._sums = numbers.sum(1, dtype=torch.int32)
-        self._none = torch.zeros(len(numbers))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._packed = torch.fbgemm_pack_quantized_matrix(numbers)  # pyright: ignore
-            self(torch.zeros(1, numbers.shape[1]))  # or say that it cannot
-
-    def __call__(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows out"]:
-        """The product of float32 rows, which share one range."""
-        return torch.fbgemm_linear_int8_weight_fp32_activation(  # pyright: ignore
-            x, self._numbers, self._packed, self._sums, 1.0, 0, self._none
-        )

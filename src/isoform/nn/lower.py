@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from isoform import config
-from isoform.native.program import FORMS, Program
+from isoform.native.eights import groups_of
+from isoform.native.program import EIGHT, FORMS, Program
 from isoform.nn.attention import Attention
 from isoform.nn.feed_forward import Gated, TwoLayer
 from isoform.nn.forms import bias_of
@@ -16,6 +17,7 @@ from isoform.nn.heads import TokenHead
 from isoform.nn.layer import Layer, ParallelLayer, Residual
 from isoform.nn.linear import Linear, Packed
 from isoform.nn.norms import Norm
+from isoform.nn.products import Int8Dynamic
 from isoform.nn.stack import Stack
 
 
@@ -72,14 +74,25 @@ def _linear(
     if type(module) not in (Linear, Packed, TokenHead):
         raise Unknown
     assert isinstance(module, Linear | Packed | TokenHead)
-    tensors = _weight(module)
-    if tensors[0].dtype not in (program.dtype, *FORMS):
-        raise Unknown
-    if not (program.copies or tensors[0].is_contiguous()):
-        raise Unknown
-    n, m = tensors[0].shape
+    product = module.product
+    n, m = module.weight.shape
     program.need(out, n)
     program.need(given, m)
+    if isinstance(product, Int8Dynamic):
+        laid = product.laid() if program.dtype == torch.float32 else None
+        if laid is None:
+            raise Unknown
+        tensors, form = (laid, product.stored()["_scale"], bias_of(module)), EIGHT
+        program.need("rounded", groups_of(m) + 1)
+        program.add("round", given, "rounded", numbers={"m": m})
+        given = "rounded"
+    else:
+        tensors = _weight(module)
+        form = FORMS.get(tensors[0].dtype, 0)
+        if tensors[0].dtype not in (program.dtype, *FORMS):
+            raise Unknown
+        if not (program.copies or tensors[0].is_contiguous()):
+            raise Unknown
     program.add(
         "linear",
         given,
@@ -89,7 +102,7 @@ def _linear(
         act=act,
         alpha=alpha,
         numbers={
-            "form": FORMS.get(tensors[0].dtype, 0),
+            "form": form,
             "n": n // 2 if gated else n,
             "m": m,
             "gated": int(gated),

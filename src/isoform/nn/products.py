@@ -9,9 +9,8 @@ Int8 weights are symmetric with one scale an output channel: w ≈ s · q, q in 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int8
@@ -19,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoform.native import loaded
-from isoform.nn.fbgemm import Eight, attempt, halves
+from isoform.native.eights import WIDEST, laid_out, rounded_rows
+from isoform.nn.fbgemm import attempt, halves
 
 Form = Literal["float32", "bfloat16", "int8", "int8_dynamic"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -120,6 +120,7 @@ class Int8Weight(Product):
     is all the time; elsewhere the numbers are multiplied as halves, which is faster there."""
 
     form = "int8"
+    _narrow = True
 
     def __init__(
         self,
@@ -131,25 +132,25 @@ class Int8Weight(Product):
         self._halves = None if _wide_registers() else halves(self._numbers, None)
         self._ones = torch.ones_like(scales, dtype=torch.bfloat16)
         probe = torch.zeros(1, numbers.shape[1], dtype=torch.bfloat16, device=numbers.device)
-        self._narrow = attempt(_int8_product, probe, self._numbers, self._ones) is not None
+        self._narrow = self._narrow and attempt(_int8_product, probe, self._numbers, self._ones) is not None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         machine = loaded(x) if x.dtype == self._scales.dtype else None
         if machine is not None:
             return machine.linear(x, self._numbers, self._scales, self._bias)
+        out = self._sums(x)
+        return out.mul_(self._scales) if self._bias is None else torch.addcmul(self._bias, out, self._scales)
+
+    def _sums(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
+        """x times the numbers alone."""
         if self._halves is not None and x.dtype == torch.float32:
-            out = self._halves(x)
-            return (
-                out.mul_(self._scales) if self._bias is None else torch.addcmul(self._bias, out, self._scales)
-            )
-        flat = x.reshape(-1, x.shape[-1])
-        if self._narrow and len(flat) <= FEW:
+            return self._halves(x)
+        if self._narrow and x.numel() <= FEW * x.shape[-1]:
             # Scaled afterwards: the operator would round the scales to bfloat16.
-            out = _int8_product(flat.to(torch.bfloat16), self._numbers, self._ones).to(x.dtype)
-        else:
-            out = F.linear(flat, self._numbers.to(x.dtype))
-        out = out.mul_(self._scales) if self._bias is None else torch.addcmul(self._bias, out, self._scales)
-        return out.view(*x.shape[:-1], -1)
+            flat = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
+            out = _int8_product(flat, self._numbers, self._ones).to(x.dtype)
+            return out.view(*x.shape[:-1], -1)
+        return F.linear(x, self._numbers.to(x.dtype))
 
     def dense(self) -> Float[Tensor, "out width"]:
         return self._numbers.float() * self._scales[:, None]
@@ -159,46 +160,26 @@ class Int8Weight(Product):
 
 
 class Int8Dynamic(Int8Weight):
-    """Int8 weights, and inputs rounded to 7 or 8 bits between the smallest and the largest of each row."""
+    """Int8 weights, and inputs rounded to whole numbers from -127 to 127, with a scale a row."""
 
     form = "int8_dynamic"
-
-    def __init__(
-        self,
-        numbers: Int8[Tensor, "out width"],
-        scales: Float[Tensor, " out"],
-        bias: Float[Tensor, " out"] | None,
-    ) -> None:
-        super().__init__(numbers, scales, bias)
-        # Without VNNI two products of 8 bits each can overflow the 16 they are added in.
-        self._seven = not attempt(_adds_in_32_bits)
-        self._eight = None if self._seven else attempt(Eight, self._numbers)
-        self._packed = None if self._eight is not None else attempt(_pack_int8, numbers, scales, None)
+    _laid: Tensor | None = None
+    _narrow = False  # its sums are rounded to bfloat16
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
-        if x.dtype != torch.float32:
-            return super().__call__(x)
-        if self._eight is not None:
-            return self._wide(x, self._eight)
-        if self._packed is None:
-            return super().__call__(x)
-        if x.numel() == x.shape[-1]:
-            out = torch.ops.quantized.linear_dynamic(x, self._packed, self._seven)
-            return out if self._bias is None else out.add_(self._bias)
-        # The operator has one range for all rows: make theirs alike, so that no row depends on another.
-        size = x.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
-        out = torch.ops.quantized.linear_dynamic(x / size, self._packed, self._seven)
-        return out.mul_(size) if self._bias is None else torch.addcmul(self._bias, out, size)
+        machine = loaded(x) if x.dtype == torch.float32 else None
+        laid = None if machine is None else self.laid()
+        if machine is not None and laid is not None:
+            return machine.eights(x, laid, self._scales, self._bias)
+        whole, size = rounded_rows(x)
+        out = self._sums(whole).mul_(size).mul_(self._scales)
+        return out if self._bias is None else out.add_(self._bias)
 
-    def _wide(self, x: Float[Tensor, "*batch width"], eight: Eight) -> Float[Tensor, "*batch out"]:
-        flat = x.reshape(-1, x.shape[-1])
-        if len(flat) == 1:
-            out = eight(flat)
-        else:
-            size = flat.abs().amax(-1, keepdim=True).clamp_(min=1e-30)
-            out = eight(flat / size).mul_(size)
-        out = out.mul_(self._scales) if self._bias is None else torch.addcmul(self._bias, out, self._scales)
-        return out.view(*x.shape[:-1], -1)
+    def laid(self) -> Int8[Tensor, "blocks bytes"] | None:
+        """The numbers in the order the compiled product reads them in; None: sums could overflow."""
+        if self._laid is None and self._numbers.shape[1] <= WIDEST:
+            self._laid = laid_out(self._numbers)
+        return self._laid
 
 
 def product(form: Form, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> Product:
@@ -252,20 +233,5 @@ def _multiplies_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _adds_in_32_bits() -> bool:
-    return torch.cpu._is_vnni_supported()  # pyright: ignore[reportPrivateUsage]
-
-
 def _int8_product(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
     return torch._weight_int8pack_mm(x, numbers, scales)  # pyright: ignore[reportPrivateUsage]
-
-
-def _pack_int8(numbers: Tensor, scales: Tensor, bias: Tensor | None) -> Any:
-    if numbers.device.type != "cpu":
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # quantized tensors are deprecated; the packed form outlives this one
-        made = torch._make_per_channel_quantized_tensor(  # pyright: ignore[reportPrivateUsage]
-            numbers, scales.double(), torch.zeros_like(scales, dtype=torch.long), 0
-        )
-        return torch.ops.quantized.linear_prepack(made, bias)
