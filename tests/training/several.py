@@ -73,7 +73,11 @@ def process(
     }
     with joined("cpu") as group:
         assert group == Group(rank, size)
-        _, model = learn(folder, changes, corpus)
+        try:
+            _, model = learn(folder, changes, corpus)
+        except Exception as error:
+            (folder / f"error-{rank}").write_text(f"{type(error).__name__}: {error}")
+            raise
         assert model.tied()
         torch.save(weights(model), folder / f"given-{rank}.pt")
 

@@ -12,7 +12,7 @@ from isoform.training.checkpoint import Store
 from isoform.training.warm_start import adapt
 from training import toys
 from training.runs import same, signalled
-from training.several import STEPS, chosen, learn, spelled, together, weights
+from training.several import STEPS, begun, chosen, learn, spelled, together, weights
 
 
 def alike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
@@ -96,3 +96,13 @@ def test_ids_on_disk_are_learnt_from_alike_by_one_process_and_by_two(tmp_path: P
     assert same(models[0], models[2])
     together(2, two, corpus, **changes)
     alike(weights(models[0]), torch.load(two / "given-0.pt"))
+
+
+def test_what_the_first_process_cannot_write_is_every_process_error(tmp_path: Path) -> None:
+    """None is left waiting for, or broken off by, the one that writes."""
+    (tmp_path / "log.csv").mkdir()
+    started = begun(2, tmp_path)
+    for one in started:
+        one.join()
+    said = [(tmp_path / f"error-{rank}").read_text() for rank in range(2)]
+    assert said[0] == said[1] and "log.csv" in said[0]

@@ -123,3 +123,13 @@ def test_a_full_disk_stops_with_the_last_checkpoint_whole(tmp_path: Path) -> Non
     assert not list((tmp_path / "full" / "checkpoints").glob(".*"))
     _, resumed = run(tmp_path / "full")
     assert same(whole, resumed)
+
+
+def test_a_line_of_the_log_that_finds_no_room_names_its_file(tmp_path: Path) -> None:
+    """A device without any room stands for the full disk."""
+    full = lambda: (tmp_path / "log.csv").unlink() or (tmp_path / "log.csv").symlink_to("/dev/full")  # noqa: E731
+    with (
+        in_step(3, full),
+        pytest.raises(DiskError, match=r"log\.csv: the line of step 3 cannot be written: No space left"),
+    ):
+        run(tmp_path)

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from isoform.errors import ArtifactError, ConfigError
-from isoform.training import fit
+from isoform.training import fit, record
 from isoform.training.checkpoint import Store
 from training import toys
 from training.runs import (
     LONG,
     figures,
     in_a_process,
+    in_step,
     last_state,
     run,
     same,
@@ -63,6 +64,35 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(
     assert same(whole, model)
     said = capsys.readouterr().err
     assert "step-00000006: complete.json is missing" in said and "resuming after step 4" in said
+
+
+@pytest.mark.parametrize(("keep_best", "weights", "step", "nll"), [(2, "best", 8, 2.0), (1, "last", 12, 4.0)])
+def test_a_run_does_not_end_with_a_damaged_best_checkpoint(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    keep_best: int,
+    weights: str,
+    step: int,
+    nll: float,
+) -> None:
+    """Of three validations the first is best; what it chose is cut short before the end."""
+    told = iter([1.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(record, "mean_nll", lambda *_, **__: (next(told), 1))
+    store = Store(tmp_path / "checkpoints")
+
+    def damage() -> None:
+        path = store.path(4) / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-9])
+
+    model, chosen = toys.pair_model(dropout=0.2), settings(keep_best=keep_best, keep=1)
+    with in_step(12, damage):
+        result = fit(model, toys.pairs(), validation(), chosen, tmp_path)
+    assert (result.weights, result.validation_nll) == (weights, nll)
+    assert all(torch.equal(p, store.weights(step)[name]) for name, p in model.named_parameters())
+    assert (
+        "step-00000004: model.safetensors is truncated or damaged; it is left out" in capsys.readouterr().err
+    )
 
 
 def test_without_a_whole_checkpoint_there_is_no_resuming(tmp_path: Path) -> None:

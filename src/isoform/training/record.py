@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from isoform.training.assembly import Assembly
+from isoform.training.checkpoint import DiskError
 from isoform.training.guard import DivergenceError, Guard
-from isoform.training.log import CsvLog, Sink, TensorBoardLog, WandBLog, read_log
+from isoform.training.log import CsvLog, Line, Sink, TensorBoardLog, WandBLog, read_log
 from isoform.training.picture import draw_losses
 from isoform.training.progress import Display
 from isoform.training.result import FitResult, Stop
-from isoform.training.selection import choose_weights
+from isoform.training.selection import Candidates, choose_weights
 from isoform.training.state import RunState
 from isoform.training.validation import mean_nll
 from isoform.training.window import Window
@@ -42,7 +43,8 @@ class Record:
     ) -> None:
         self.run, self.state = run, state
         self.guard = Guard(run.device, where)
-        self._sinks = self._open_sinks(quiet) if run.group.first else []
+        self._sinks: list[Sink] = []
+        run.group.from_first(lambda: self._open_sinks(quiet))
         self.display = Display(
             total=run.total,
             seconds=run.settings.max_seconds,
@@ -54,15 +56,14 @@ class Record:
         self.window = Window(run.device, run.group, state.window)
         self._started, self._before = time.monotonic(), state.seconds
 
-    def _open_sinks(self, quiet: bool) -> list[Sink]:
+    def _open_sinks(self, quiet: bool) -> None:
         settings, folder = self.run.settings, self.run.folder
-        found: list[Sink] = [CsvLog(folder / "log.csv", self.state.step)]
+        self._sinks.append(CsvLog(folder / "log.csv", self.state.step))
         if settings.tensorboard:
-            found.append(TensorBoardLog(folder / "tensorboard", self.state.step))
+            self._sinks.append(TensorBoardLog(folder / "tensorboard", self.state.step))
         if settings.wandb is not None:
             chosen = settings.model_dump(mode="json", exclude={"wandb", "tensorboard"})
-            found.append(WandBLog(folder, settings.wandb, chosen, quiet=quiet))
-        return found
+            self._sinks.append(WandBLog(folder, settings.wandb, chosen, quiet=quiet))
 
     def seconds(self) -> float:
         """Time spent training, by all processes that have carried the run on one after the other."""
@@ -106,11 +107,10 @@ class Record:
         if not result.finished:
             return result
         if run.validation is not None:
-            best = [step for _, step in state.ranking[: run.settings.average_best]]
-            means = run.group.from_first(lambda: {"last": self._average_steps(), "best": best})
-            weights, nll = choose_weights(
-                run.model, run.store, state, means, self._validate, self.display.say
-            )
+            candidates, faults = run.group.from_first(self._candidates)
+            for fault in faults:
+                self.display.say(fault)
+            weights, nll = choose_weights(run.model, run.store, candidates, self._validate, self.display.say)
             result = dataclasses.replace(result, weights=weights, validation_nll=nll)
         elif run.ema is not None:
             run.ema.put()
@@ -147,11 +147,21 @@ class Record:
             line = dataclasses.replace(line, validation_nll=nll)
             self.display.validated(line, best)
         if self.window.updates or line.validation_nll is not None:
-            for sink in self._sinks:
-                sink.write(line)
+            self.run.group.from_first(lambda: self._write(line))
             self.display.line(line)
         self.window = Window(self.run.device, self.run.group)
         return entered
+
+    def _write(self, line: Line) -> None:
+        try:
+            for sink in self._sinks:
+                sink.write(line)
+        except OSError as error:
+            raise DiskError(
+                f"{self.run.folder / 'log.csv'}: the line of step {line.step} cannot be written:"
+                f" {error.strerror or error}; with room on the disk the same command goes on from the last"
+                " checkpoint"
+            ) from None
 
     def _validate(self) -> float:
         run = self.run
@@ -183,6 +193,21 @@ class Record:
     def _epoch(self) -> float:
         position = self.state.position
         return position.epoch + position.batch / self.run.train.count(position.epoch)
+
+    def _candidates(self) -> tuple[Candidates, list[str]]:
+        """What the run may end with, and a line for each checkpoint that is not whole any more."""
+        store, ranking = self.run.store, self.state.ranking
+        last, best = self._average_steps(), ranking[: self.run.settings.average_best]
+        faults = {step: store.fault(step) for step in sorted({*last, *(step for _, step in ranking)})}
+        found = Candidates(
+            newest=self.state.step,
+            ranking=tuple((nll, step) for nll, step in ranking if faults[step] is None),
+            means={
+                "last": [step for step in last if faults[step] is None],
+                "best": [step for _, step in best if faults[step] is None],
+            },
+        )
+        return found, [f"{store.path(s)}: {why}; it is left out" for s, why in faults.items() if why]
 
     def _average_steps(self) -> list[int]:
         every = self.run.settings.checkpoint_every
