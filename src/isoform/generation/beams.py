@@ -10,14 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from isoform.generation.candidates import Scores
 from isoform.generation.search import Choice, Hypothesis, Job
 from isoform.generation.single import DROP_SHARE
 
 if TYPE_CHECKING:
     from isoform.generation.search import Beam
-
-PIECE = 64
-"""Elements whose maximum is looked at before they are."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,15 +96,14 @@ class Beams:
             self._start(logits)
         if self._job.keep_logits:
             self._logits.append(logits.clone())
-        scores = self._scores(logits)
-        k = min(self._candidates, scores.shape[1] * scores.shape[2])
-        values, places = _top(scores, self._running, k + 1)
+        scores = Scores(logits, self._running, self._rows_a_sample, self._job.constraints, self._step)
+        k = min(self._candidates, scores.places)
+        values, places = scores.best(k + 1)
         ties = (values[:, 1:] == values[:, :-1]) & values[:, 1:].isfinite()
-        step = self._extend(values[:, :k], places[:, :k], scores.shape[-1])
+        step = self._extend(values[:, :k], places[:, :k], logits.shape[-1])
         tied, completed, moved, *open_ = self._ask(step, ties)
         if tied:
-            flat = (scores + self._running[..., None]).flatten(1)
-            step = self._extend(*_in_order(flat, k), scores.shape[-1])
+            step = self._extend(*scores.in_order(k), logits.shape[-1])
             _, completed, moved, *open_ = self._ask(step, ties)
         self._step += 1
         if completed:
@@ -134,13 +131,6 @@ class Beams:
         self._best = Complete.empty(samples, width, limit, self._running, self._job.keep_logits)
         self._open = torch.ones(samples, dtype=torch.bool, device=logits.device)
         self._rows_a_sample = 1
-
-    def _scores(self, logits: Tensor) -> Float[Tensor, "samples width vocab"]:
-        """Log-probability of every token after every beam."""
-        samples, width = self._running.shape
-        log_probs = torch.log_softmax(logits.to(self._running.dtype), -1)
-        log_probs = self._job.constraints.apply(log_probs, self._step)
-        return log_probs.view(samples, self._rows_a_sample, -1).expand(samples, width, -1)
 
     def _extend(self, total: Tensor, place: Tensor, vocab: int) -> Step:
         """The histories of the candidates, and which of them go on."""
@@ -256,37 +246,3 @@ def _extended(ids: Tensor, parent: Tensor, token: Tensor, step: int) -> Tensor:
     grown = _pick(ids, parent)
     grown[..., step] = token
     return grown
-
-
-def _top(
-    scores: Float[Tensor, "samples width vocab"], running: Float[Tensor, "samples width"], k: int
-) -> tuple[Float[Tensor, "samples k"], Int[Tensor, "samples k"]]:
-    """The k largest of ``scores + running``, or all, and their places in a row of all beams.
-
-    On a CPU `torch.topk` takes longer than the network's head. The largest elements lie in the pieces with
-    the largest maxima, and only these are searched.
-    """
-    samples, width, vocab = scores.shape
-    pieces = vocab // PIECE
-    if scores.device.type != "cpu" or width * pieces < 4 * k:
-        flat = (scores + running[..., None]).flatten(1)
-        top = torch.topk(flat, min(k, flat.shape[1]))
-        return top.values, top.indices
-    whole = scores[..., : pieces * PIECE].unflatten(-1, (pieces, PIECE)).amax(-1)
-    if pieces * PIECE < vocab:
-        whole = torch.cat([whole, scores[..., pieces * PIECE :].amax(-1, keepdim=True)], -1)
-    best = torch.topk((whole + running[..., None]).flatten(1), k).indices
-    beam, piece = best // whole.shape[-1], best % whole.shape[-1]
-    column = piece[..., None] * PIECE + torch.arange(PIECE, device=best.device)
-    beyond = column >= vocab
-    beam, column = beam[..., None].expand_as(column), column.clamp(max=vocab - 1)
-    rows = torch.arange(samples, device=best.device)[:, None, None]
-    found = scores[rows, beam, column] + running[rows, beam]
-    top = torch.topk(found.masked_fill(beyond, -torch.inf).flatten(1), k)
-    return top.values, (beam * vocab + column).flatten(1).gather(1, top.indices)
-
-
-def _in_order(scores: Float[Tensor, "samples places"], k: int) -> tuple[Tensor, Tensor]:
-    """The k best, equal ones in the order of their place: what topk leaves open."""
-    best = scores.sort(dim=-1, descending=True, stable=True)
-    return best.values[:, :k], best.indices[:, :k]

@@ -121,11 +121,16 @@ class Constraints:
             alone = torch.full_like(scores, -torch.inf)
             alone[:, only] = 0.0
             return alone
+        banned = self.banned(step, scores.device)
+        return scores if banned is None else scores.index_fill(-1, banned, -torch.inf)
+
+    def banned(self, step: int, device: torch.device) -> Int[Tensor, " ids"] | None:
+        """Ids that may not be chosen at a step where none is forced, ascending; None: all may be."""
         early = step < self._min
-        banned = self._early if early else self._never
-        if not banned:
-            return scores
-        key = early, scores.device
+        ids = self._early if early else self._never
+        if not ids:
+            return None
+        key = early, device
         if key not in self._on:
-            self._on[key] = torch.tensor(banned, device=scores.device)
-        return scores.index_fill(-1, self._on[key], -torch.inf)
+            self._on[key] = torch.tensor(ids, device=device)
+        return self._on[key]

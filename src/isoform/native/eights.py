@@ -1,4 +1,4 @@
-"""Products of whole numbers of 8 bits: how weights lie for ``step.cpp``, and how inputs are rounded.
+"""Products of whole numbers of 8 bits: how weights lie for ``eights.h``, and how inputs are rounded.
 
 Sums of such products are whole too, so that the order they are added in, and the instruction, change nothing.
 """

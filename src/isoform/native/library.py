@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int8, Shaped
+from jaxtyping import Float, Int, Int8, Shaped
 from torch import Tensor
 
 from isoform.config.temporary import temporary
@@ -27,6 +27,8 @@ from isoform.native.eights import groups_of
 from isoform.native.program import EIGHT, FORMS, SPARE
 
 SOURCE = Path(__file__).with_name("step.cpp")
+PARTS = (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
+"""The source, and what it includes."""
 OPTIONS = (
     "-O2",
     "-std=c++17",
@@ -58,6 +60,9 @@ class Library:
         self._log_sums.restype = ctypes.c_int
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         self._log_sums.argtypes = [pointer, number, number, pointer, number]
+        self._best: Any = self._loaded.isoform_best
+        self._best.restype = ctypes.c_int
+        self._best.argtypes = [pointer, number, number, pointer, number, number, pointer, pointer, number]
         self._linear: Any = self._loaded.isoform_linear
         self._linear.restype = ctypes.c_int
         self._linear.argtypes = [
@@ -122,6 +127,31 @@ class Library:
         found = scores.new_empty(rows)
         self._log_sums(scores.data_ptr(), rows, width, found.data_ptr(), torch.get_num_threads())
         return found
+
+    def best(
+        self, scores: Float[Tensor, "rows vocab"], k: int, banned: Int[Tensor, " ids"] | None
+    ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+        """The k largest log-probabilities of every row, equal ones in order, and their ids.
+
+        ``banned`` ids, ascending, count for the others' probabilities and are not found. Where there are
+        fewer than k finite ones, the rest is -inf; in a row with NaN or infinity, NaN.
+        """
+        scores = scores.contiguous()
+        rows, width = scores.shape
+        values = scores.new_empty(rows, k)
+        ids = torch.empty(rows, k, dtype=torch.long)
+        self._best(
+            scores.data_ptr(),
+            rows,
+            width,
+            None if banned is None else banned.data_ptr(),
+            0 if banned is None else len(banned),
+            k,
+            values.data_ptr(),
+            ids.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return values, ids
 
 
 _known: dict[Path, Library | None] = {}
@@ -192,7 +222,7 @@ def _path(compiler: str, dtype: torch.dtype) -> Path:
 def _name(compiler: str, real: str) -> str:
     status = Path(compiler).stat()
     parts = (
-        SOURCE.read_text(encoding="utf-8"),
+        *(part.read_text(encoding="utf-8") for part in PARTS),
         *OPTIONS,
         real,
         str(Path(compiler).resolve()),

@@ -1,4 +1,4 @@
-"""The structures of ``step.cpp``, and the list of operations that it walks through."""
+"""The structures of ``list.h``, and the list of operations that it walks through."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BUFFERS = ("stream", "normed", "other", "heads", "context", "hidden", "increment
 
 
 class Op(ctypes.Structure):
-    """One operation; field by field the ``Op`` of ``step.cpp``."""
+    """One operation; field by field the ``Op`` of ``list.h``."""
 
     _fields_ = [
         *((name, c_int32) for name in ("kind", "form", "act", "gated", "input", "out", "source", "layer")),
@@ -47,7 +47,7 @@ class Op(ctypes.Structure):
 
 
 class Near(ctypes.Structure):
-    """What the layers of one kind share; the ``Near`` of ``step.cpp``."""
+    """What the layers of one kind share; the ``Near`` of ``list.h``."""
 
     _fields_ = [
         *((name, c_int64) for name in ("window", "rotary", "interleaved")),
@@ -57,7 +57,7 @@ class Near(ctypes.Structure):
 
 
 class Call(ctypes.Structure):
-    """One step; the ``Call`` of ``step.cpp``."""
+    """One step; the ``Call`` of ``list.h``."""
 
     _fields_ = [
         *((name, c_int64) for name in ("rows", "used", "threads")),
