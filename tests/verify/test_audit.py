@@ -234,3 +234,27 @@ def test_a_fused_path_that_hooks_would_turn_off_is_run() -> None:
     check = audit(Mean().eval(), {"ids": ids, "padding_mask": padding}, checks=["paths"])["paths"]
     assert check.passed is False
     assert "no gradient" in check.statement
+
+
+class _Inline(nn.Module):
+    """Attention without a module, its result too small to turn a sign that the logits are made of."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(22.0).view(11, 2).sin() + 0.1)
+        self.hidden = hidden
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table[ids]
+        square = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+        allowed = square if self.hidden else square.tril()
+        y = (x @ x.mT).masked_fill(~allowed, -torch.inf).softmax(-1) @ x
+        return (x + 1e-3 * y).sign() @ self.table.t()
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_leak_between_modules_is_found(hidden: bool) -> None:
+    ids = torch.tensor([[1, 5, 2, 8, 3], [4, 4, 9, 0, 6]])
+    check = audit(_Inline(hidden).eval(), {"ids": ids}, promise="causal", checks=["causality"])["causality"]
+    assert check.passed is not hidden, check.statement
+    assert not hidden or ("test_audit.py" in check.statement and "does not show it" in check.statement)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from isoform.verify.recording import Geometry, Node, Ref, geometry, owns, references, rewritten
+from isoform.verify.sources import source as current
 from isoform.verify.spool import Spool
 from isoform.verify.subject import Subject
 
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):
         made_of_nothing = not any(True for _ in references((refs, *named.values())))
         if not outputs or (made_of_nothing and name in ("empty", "empty_like")):
             return out
-        source = _source()
+        source = current()
         for index, value in enumerate(outputs):
             if index and (name in _BY_PRODUCTS or (value.numel() == 0 and name not in _PARTS)):
                 continue
@@ -233,12 +233,3 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):
             yield from _tensors(f"{name}.{index}", item)
-
-
-def _source() -> str:
-    frame = inspect.currentframe()
-    while frame is not None and (
-        "/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__
-    ):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

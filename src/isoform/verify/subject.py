@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from isoform.errors import ShapeError
 from isoform.tokens import Tokens
+from isoform.verify.inline import listening
 from isoform.verify.streams import Stream, find_streams
 from isoform.verify.watching import Run, Seen, batch_time, main_tensor, mode, watching
 
@@ -120,8 +123,22 @@ class Subject:
 
     def run(self, kwargs: Mapping[str, Any] | None = None, *, grad: bool = False) -> Run:
         """Run the module as it is, keeping every submodule's output."""
+        return self._run(kwargs, [], grad, contextlib.nullcontext())
+
+    def run_inline(self, kwargs: Mapping[str, Any] | None = None) -> Run:
+        """Likewise, also keeping what attention and sums give that are written between modules."""
         seen: list[Seen] = []
-        with torch.set_grad_enabled(grad), watching(self.module, seen):
+        length = self.content(self.target).shape[1]
+        return self._run(kwargs, seen, False, listening(self.module, length, seen))
+
+    def _run(
+        self,
+        kwargs: Mapping[str, Any] | None,
+        seen: list[Seen],
+        grad: bool,
+        around: AbstractContextManager[None],
+    ) -> Run:
+        with torch.set_grad_enabled(grad), watching(self.module, seen), around:
             result = self.module(**(self.kwargs if kwargs is None else kwargs))
         return Run(tuple(seen), self.batch_major(main_tensor(result)), result)
 

@@ -14,10 +14,11 @@ from isoform.errors import ShapeError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seen:
-    """One module's output in one run."""
+    """One module's output in one run; ``inline``: the result of a function between modules."""
 
     path: str
     value: Tensor
+    inline: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,9 +93,9 @@ def batch_time(seen: Seen, batch: int, length: int) -> Seen | None:
     if value.dim() >= 3 and value.shape[0] == batch and value.shape[1] == length:
         return seen
     if value.dim() >= 3 and value.shape[0] == length and value.shape[1] == batch:
-        return Seen(seen.path, value.transpose(0, 1))
+        return dataclasses.replace(seen, value=value.transpose(0, 1))
     if value.dim() >= 4 and value.shape[0] == batch and value.shape[2] == length:
-        return Seen(seen.path, value.transpose(1, 2))
+        return dataclasses.replace(seen, value=value.transpose(1, 2))
     if value.dim() == 2 and value.shape[0] == batch * length and length > 1:
-        return Seen(seen.path, value.view(batch, length, -1))
+        return dataclasses.replace(seen, value=value.view(batch, length, -1))
     return None

@@ -65,7 +65,7 @@ def search_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed: 
     content = subject.content(stream)
     batch, length = content.shape[:2]
     generator = torch.Generator().manual_seed(seed)
-    base = subject.timed(subject.run(), batch, length)
+    base = subject.timed(subject.run_inline(), batch, length)
     leaks: dict[int, Leak] = {}
     pairs: set[tuple[int, int]] = set()
     leaking: set[tuple[int, int]] = set()
@@ -80,10 +80,20 @@ def search_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed: 
             inputs = subject.swap(stream, at, generator)
             if draw == DRAWS:  # the mirror image turns every sign that a norm looks at
                 inputs = subject.put(stream, torch.where(at[..., None], -content, content))
-            run = subject.timed(subject.run(inputs), batch, length)
-            for order, (a, b) in enumerate(zip(base, run, strict=False)):
+            run = subject.timed(subject.run_inline(inputs), batch, length)
+            for order, a, b in _pairs(base, run):
                 _note(order, a, b, where, key, leaks, leaking)
-    return Leaks(tuple(leaks[i] for i in sorted(leaks)), len(pairs), len(leaking), len(base))
+    modules = sum(not s.inline for s in base)
+    return Leaks(tuple(leaks[i] for i in sorted(leaks)), len(pairs), len(leaking), modules)
+
+
+def _pairs(base: list[Seen], run: list[Seen]) -> list[tuple[int, Seen, Seen]]:
+    """The same values in two runs; only those of modules where other contents take another way."""
+    if [s.path for s in base] == [s.path for s in run]:
+        return [(order, a, b) for order, (a, b) in enumerate(zip(base, run, strict=True))]
+    own = [(i, s) for i, s in enumerate(base) if not s.inline]
+    other = [s for s in run if not s.inline]
+    return [(i, a, b) for (i, a), b in zip(own, other, strict=False)]
 
 
 def _note(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from isoform.verify.align import Model
 from isoform.verify.record import Ref
+from isoform.verify.rows import match_rows
 
 Ends = tuple[int, Collection[int]]
 """Where a part ends, and the nodes that it starts from."""
@@ -24,7 +25,35 @@ def same_constants(a: Model, b: Model, ends_a: Ends, ends_b: Ends) -> bool:
     one, two = _constants(a, *ends_a), _constants(b, *ends_b)
     if one is None or two is None or len(one) != len(two):
         return False
-    return all(any(x.numel() == y.numel() and _equal(x, y) for x in one) for y in two)
+    if not all(any(x.numel() == y.numel() and _equal(x, y) for x in one) for y in two):
+        return False
+    return _same_maps(_maps(a, ends_a), _maps(b, ends_b)) and _same_entries(a, b, ends_a[1], ends_b[1])
+
+
+def _maps(model: Model, ends: Ends) -> list[Tensor]:
+    """The matrices that a part starts from, and the one that reads it."""
+    structure = model.structure
+    found = [structure.by_out[n].weight for n in ends[1] if n in structure.by_out]
+    return found + [x.weight.t() for x in structure.linears if x.read == ends[0]]
+
+
+def _same_maps(a: list[Tensor], b: list[Tensor]) -> bool:
+    """Whether matrices have the same rows, whatever their order: a factor that was folded in leaves none."""
+    for width in {w.shape[1] for w in (*a, *b)}:
+        one, two = ([w for w in x if w.shape[1] == width] for x in (a, b))
+        if not one or not two:
+            return False
+        rows = match_rows(torch.cat(one), torch.cat(two))
+        if not rows.complete or not torch.equal(torch.cat(one)[rows.index], torch.cat(two)):
+            return False
+    return True
+
+
+def _same_entries(a: Model, b: Model, starts_a: Collection[int], starts_b: Collection[int]) -> bool:
+    one, two = (
+        [m.graph.values[n] for n in s if n in m.structure.entries] for m, s in ((a, starts_a), (b, starts_b))
+    )
+    return all(any(x.shape == y.shape and torch.equal(x, y) for x in one) for y in two)
 
 
 def _constants(model: Model, target: int, starts: Collection[int]) -> list[Tensor] | None:

@@ -208,6 +208,8 @@ def shared_heads(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | 
     rows = case.rows.get(("site", b.site.index, which))
     if of_a is None or of_b is None or len(of_a) != len(of_b) or not all(of_a) or not all(of_b):
         return None
+    if {len(c) for c in of_a} != {len(c) for c in of_b}:
+        return None  # a head is made of other heads' columns too
     heads = silent_heads(case, a, b)
     moved = of_b if rows is None else [sorted(int(rows.index[c]) for c in columns) for columns in of_b]
     if all(sorted(of_a[int(heads[h])]) == sorted(moved[h]) for h in range(len(moved))):

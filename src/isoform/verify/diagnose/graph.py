@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isoform.errors import DataError
+from isoform.verify.diagnose.lengths import OUTER, begin, inner_lengths
 from isoform.verify.diagnose.liveness import classify
 from isoform.verify.diagnose.rerun import run_again, wide
 from isoform.verify.record import Node, Recording, Ref
@@ -27,7 +28,7 @@ class Graph:
         lengths: positions by role.
         native: values are those of the pass itself, in its own precision.
         rounding: a dtype that parameters are rounded to first, as the other model's are.
-        real: ``[B, T]`` by role.
+        real: ``[B, T]`` by role; where attentions have other lengths than the inputs, both.
     """
 
     def __init__(
@@ -61,8 +62,14 @@ class Graph:
         for node in () if native else self.nodes:
             useful = node.number in self.useful
             self.values.append(self._run(node, {}) if useful else node.value)
+        self.real, self.lengths = inner_lengths(self.nodes, self.values, self.useful, self.real)
         self.live, self.static, self.entries = classify(recording, self.useful)
         self._live_args = [[n for n in args if self.live[n]] for args in self._args]
+        for role in [r for r in self.lengths if OUTER + r in self.lengths]:
+            first = begin(self.values, self.live, self.useful, (self.batch, self.lengths[role]))
+            if first is not None:
+                above = self.ancestors([first])
+                self.entries = sorted([first, *(e for e in self.entries if e not in above)])
         self.users: dict[int, list[int]] = {n: [] for n in self.useful}
         for number in sorted(self.useful):
             for arg in self.args(number):

@@ -55,6 +55,7 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     if clean_a != clean_b:
         right, wrong = "puts the heads of a position side by side", "mixes positions when it merges heads"
         case.add("head-merge", place, right if clean_a else wrong, right if clean_b else wrong, out_b.read)
+        _factor(case, place, a, b)
     elif not explain_order(case, place, ours, theirs, out_b.read):
         case.add(
             "unexplained", place, "hands the context on in one way", "hands it on in another", out_b.read
@@ -84,6 +85,17 @@ def _values(case: Case, place: Place, a: Core, b: Core, ours: Tensor, role: str)
     theirs = b.model.graph.canonical(b.model.graph.evaluate(read, given), ours.shape[-1], read)
     if theirs is not None and case.differ(ours, theirs, role) > case.tolerance:
         case.add("unexplained", place, "hands values on in one way", "hands them on in another", b.site.value)
+
+
+def _factor(case: Case, place: Place, a: Core, b: Core) -> None:
+    """Values that are multiplied before they are mixed, where what is made of them cannot be compared."""
+    one, two = a.operand("v", a.given()), b.operand("v", b.given())
+    if one.shape != two.shape:
+        return
+    ratio = float((one * two).sum() / one.square().sum().clamp(min=1e-30))
+    if abs(ratio - 1) > max(1e-5, case.constants) and ratio != 0 and gap(one * ratio, two) < 1e-6:
+        words = "mixes values as they are", f"mixes {ratio:.6g} times these"
+        case.add("unexplained", place, *words, b.site.value, ratio=ratio)
 
 
 def _own_rows(core: Core) -> bool:

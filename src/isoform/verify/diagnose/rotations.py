@@ -108,6 +108,7 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
         return
     if len(one.pairs) != len(two.pairs):
         add("rope-partial", _width(one), _width(two))
+        _beside_width(add, one, two)
         return
     places = _channels(case, a, b, "q")
     if places != _channels(case, a, b, "k"):
@@ -145,6 +146,22 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
         add("rope-frequency", _theta(fa, one), _theta(fb, two), reference=fa.tolist(), candidate=fb.tolist())
     elif order is not None:
         add("rope-pairing", "gives its pairs of channels one order of angles", "gives them another")
+
+
+def _beside_width(add: Any, one: Turning, two: Turning) -> None:
+    """Pairs and theta of rotations of another width, where each has several pairs."""
+    if min(len(one.pairs), len(two.pairs)) < 2:
+        return
+    if {one.pairing, two.pairing} == {"half", "interleaved"}:
+        add("rope-pairing", f"pairs channels {_pairs(one)}", f"pairs them {_pairs(two)}")
+    fa, fb = (frequencies(turn).abs().sort(descending=True).values for turn in (one, two))
+    steps, bases = (
+        [float((f[0] / f[1]).pow(n)) for f, n in x]
+        for x in (((fa, 1), (fb, 1)), ((fa, len(fa)), (fb, len(fb))))
+    )
+    # Either the ratio of neighbours or theta is kept where the width alone is another.
+    if all(abs(x / y - 1) > 1e-3 for x, y in (steps, bases)):
+        add("rope-frequency", _theta(fa, one), _theta(fb, two), reference=fa.tolist(), candidate=fb.tolist())
 
 
 def _channels(case: Case, a: Core, b: Core, which: str) -> list[int]:

@@ -148,6 +148,14 @@ def _entry(case: Case, na: int, nb: int) -> None:
     if va.shape == vb.shape and case.differ(va * ratio, vb, role) <= case.tolerance and ratio != 0:
         return
     place = case.place("embedding", na, nb)
+    above = case.b.graph.ancestors([nb])
+    if any(
+        linear.node in above and linear.node == raw.order
+        for linear in case.b.structure.linears
+        for raw in case.raw
+    ):
+        case.foreign_entries.add(nb)  # said of the map that makes them
+        return
     if va.shape != vb.shape:
         case.add("unexplained", place, f"embeds {list(va.shape)}", f"embeds {list(vb.shape)}", nb)
         return

@@ -119,11 +119,18 @@ def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
         key = None if state is None else model.state_key(state)
         if not any(key in tops(model, n) for n in model.structure.states if n != state):
             return any(
-                _norms(x[2]) - _norms(x[3]) == _norms(sb) - _norms(sa) and not _unknown(x[2], x[3])
+                _norms(x[2]) - _norms(x[3]) == _norms(sb) - _norms(sa)
+                and not _unknown(x[2], x[3])
+                and any(_alike(one, two) for one in _gained(this) for two in _gained(x))
                 for x in others
                 if x is not this
             )
     return False
+
+
+def _gained(described: Described) -> list[Step]:
+    """The norms of both models."""
+    return [s for s in (*described[2], *described[3]) if s.gain is not None]
 
 
 def _read_in(case: Case, this: Described, others: list[Described], place: Place) -> Place:
