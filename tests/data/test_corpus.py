@@ -119,3 +119,8 @@ def test_split_without_a_test_part_and_with_too_little(tmp_path: Path) -> None:
     assert read_part(config, "test", tmp_path) is None
     with pytest.raises(DataError, match="validation gets nothing"):
         read_part(config, "validation", tmp_path)
+
+
+def test_a_pattern_without_a_store_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"part-\*\.txt: no such file; a pattern is for data.train with a"):
+        read_part(TextData(documents="lines", train=Path("part-*.txt")), "train", tmp_path)

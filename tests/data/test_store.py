@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -271,6 +273,33 @@ def test_another_store_is_refused(tmp_path: Path, change: str, message: str) -> 
         path.write_text(json.dumps({**state, "longest": {}, "sizes": [1]} if change == "typed" else state))
     with pytest.raises(IsoformError, match=message):
         ready(tmp_path, data, BUDGET)
+
+
+def test_a_store_is_the_same_wherever_it_is_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines(tmp_path / "a.txt", words(20))
+    data = TextData(documents="lines", train=Path("a.txt"), store=STORE)
+    made = ready(tmp_path, data, BUDGET).train.stored
+    monkeypatch.chdir(tmp_path)
+    again = ready(Path(), data, BUDGET).train.stored
+    assert made is not None and again is not None and again.state == made.state
+
+
+def test_a_store_that_finds_no_room_is_named(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk."""
+    lines(tmp_path / "a.txt", words(200))
+    data = TextData(documents="lines", train=Path("a.txt"), store=STORE)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(DataError, match="ids: cannot be written: File too large"):
+            ready(tmp_path, data, BUDGET)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_what_cannot_be_kept_on_disk(tmp_path: Path) -> None:

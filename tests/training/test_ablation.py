@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +177,21 @@ def test_the_whole_experiment_and_none_of_it_twice(
     assert json.loads(capsys.readouterr().out) == answer
     assert cli.main([*given, "training.steps=5"]) == 2
     assert "steps" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_two_processes_share_every_run_of_an_experiment(config: Path) -> None:
+    """One of the runs diverges; begun again, all is found done."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "isoform"]
+    given = ["ablate", str(config), "training.accumulation=2", "training.device=cpu", "--seeds", "5", "-q"]
+    given += ["-o", str(config.parent / "out"), "--vary", "training.schedule.lr=2e-2,1e30", "--json"]
+    first, again = (
+        subprocess.run([*launch, *given], capture_output=True, check=True, timeout=300).stdout
+        for _ in range(2)
+    )
+    found = json.loads(first)
+    assert json.loads(again) == found and found["finished"]
+    assert [v["diverged"] for v in found["variants"]] == [0, 0, 1]
 
 
 def test_a_run_that_diverges_is_a_result(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

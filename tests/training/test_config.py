@@ -108,6 +108,7 @@ def test_the_number_of_labels_comes_from_the_data() -> None:
         ("evaluation.metrics=['blue']", r"'blue'"),
         ("training.label_smoothing=1.0", r"training\.label_smoothing: should be less than 1"),
         ("training.seed=true", r"training\.seed"),
+        ('training.lora={rank=2, alpha=4.0, targets=["*"]}', "adapters on random weights have no base"),
     ],
 )
 def test_unknown_keys_are_refused_with_the_nearest_name(file: Path, override: str, message: str) -> None:

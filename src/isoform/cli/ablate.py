@@ -12,7 +12,7 @@ from isoform.cli.train import DataFolder, Overrides, RunFile
 from isoform.errors import ConfigError
 
 if TYPE_CHECKING:
-    from isoform.training.ablation import Ablation
+    from isoform.training.findings import Ablation
 
 
 def command(
@@ -73,13 +73,15 @@ def command(
         quiet=quiet,
         say=(lambda line: None) if quiet else common.remark,
     )
-    if json:
+    speaks = common.speaks()
+    if speaks and json:
         common.emit(found.to_dict())
-    else:
+    elif speaks:
         _show(found)
     if found.signal is None:
         return 0
-    common.remark("stopped; the same command goes on from there")
+    if speaks:
+        common.remark("stopped; the same command goes on from there")
     return 128 + found.signal
 
 

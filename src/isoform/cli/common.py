@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -163,6 +164,11 @@ def called(name: str, factory: Callable[[], Any]) -> Any:
 def emit(payload: Any) -> None:
     """Write an object to stdout as JSON: dataclasses as tables, tensors as lists, NaN and ∞ as null."""
     sys.stdout.write(json.dumps(plain(payload), ensure_ascii=False, indent=2) + "\n")
+
+
+def speaks() -> bool:
+    """Whether this process is the one that reports: of those of torchrun the first does."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def remark(text: str) -> None:

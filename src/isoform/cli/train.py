@@ -50,23 +50,21 @@ def command(
 
     Exit status 130 or 143: stopped by SIGINT or SIGTERM, everything saved.
     """
-    import os
-
     from isoform.training import data_folder, read_run, train
 
     run = read_run(config, overrides or ())
     folder = Path("runs") / config.stem if output is None else output
     result = train(run, folder, base=data_folder(config) if data is None else data, quiet=quiet)
-    if os.environ.get("RANK", "0") != "0":
-        pass  # of the processes of torchrun the first speaks
-    elif json:
+    speaks = common.speaks()
+    if speaks and json:
         common.emit(result.to_dict())
-    elif result.finished:
+    elif speaks and result.finished:
         _show(result)
     signal = result.fit.signal
     if signal is None or result.finished:
         return 0
-    common.remark(f"stopped after step {result.fit.state.step}; the same command goes on from there")
+    if speaks:
+        common.remark(f"stopped after step {result.fit.state.step}; the same command goes on from there")
     return 128 + signal
 
 

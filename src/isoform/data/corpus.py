@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -112,6 +113,9 @@ def _read(config: FileData, path: Sides | Path, part: str, base: Path) -> Record
     files = tuple(
         base / file for file in ((path.source, path.target) if isinstance(path, Sides) else (path,))
     )
+    for file in files:
+        if glob.has_magic(file.name) and not file.exists():
+            raise DataError(f"{file}: no such file; a pattern is for data.train with a data.store")
     numbered = list(rows(config, files))
     if not numbered:
         raise DataError(f"{files[0]}: no records in the file")

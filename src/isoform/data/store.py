@@ -204,14 +204,17 @@ def write_store(
         chunks: see `Chunk`.
 
     Raises:
-        DataError: no record is left.
+        DataError: no record is left, or no room on the disk.
         ArtifactError: there is something else at that place.
     """
-    with replaced(folder, mark=MARK) as new:
-        state = _fill(new, chunks, files)
-        sizes = {path.name: path.stat().st_size for path in sorted(new.iterdir())}
-        complete = {"format": FORMAT, "request": request, "files": files, "sizes": sizes, **state}
-        write_text(new / MARK, json.dumps(complete, indent=1, ensure_ascii=False) + "\n")
+    try:
+        with replaced(folder, mark=MARK) as new:
+            state = _fill(new, chunks, files)
+            sizes = {path.name: path.stat().st_size for path in sorted(new.iterdir())}
+            complete = {"format": FORMAT, "request": request, "files": files, "sizes": sizes, **state}
+            write_text(new / MARK, json.dumps(complete, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return Stored(folder, _contents(read_table(folder / MARK), folder / MARK))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -99,7 +100,7 @@ def stored(data: Streamed, tokenizers: Tokenizers, base: Path) -> Stored:
         )
     names = [" and ".join(str(file) for file in files) for files in inputs]
     request = {
-        "files": [_state(file) for files in inputs for file in files],
+        "files": [_state(file, base) for files in inputs for file in files],
         "settings": data.model_dump(mode="json", exclude={"train", "validation", "test", "store"}),
         "tokenizers": [
             [t.digest, dataclasses.asdict(t.template)] for t in (tokenizers.source, tokenizers.target)
@@ -124,10 +125,10 @@ def _inputs(data: Streamed, base: Path) -> list[tuple[Path, ...]]:
     return [(file,) for file in found]
 
 
-def _state(file: Path) -> list[Any]:
-    """What a file was when it was read; a folder is known by its last file."""
+def _state(file: Path, base: Path) -> list[Any]:
+    """What a file was when it was read, wherever it is read from; a folder is known by its last file."""
     inner = sorted(file.iterdir())[-1] if file.is_dir() else file
-    return [str(file), inner.stat().st_size, inner.stat().st_mtime_ns]
+    return [os.path.relpath(file, base), inner.stat().st_size, inner.stat().st_mtime_ns]
 
 
 def _is_stream(data: Streamed) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from isoform.config import read
 from isoform.config.base import Frozen
@@ -15,9 +14,11 @@ from isoform.config.files import write_text
 from isoform.cost import parameters
 from isoform.errors import ConfigError
 from isoform.training.config import RunConfig, read_run
-from isoform.training.contrast import Spread, limits, paired_difference, sentence
+from isoform.training.contrast import Spread, paired_difference
 from isoform.training.factors import Factor, expanded, varied
+from isoform.training.findings import Ablation, Finding, Outcome, Variant
 from isoform.training.fit import agree
+from isoform.training.group import Group, joined
 from isoform.training.guard import DivergenceError
 from isoform.training.log import Line, read_log
 from isoform.training.picture import draw_ablation
@@ -33,115 +34,6 @@ class Diverged(Frozen):
 
     statement: str
     """Why there is no NLL."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One value of one factor.
-
-    Attributes:
-        name: ``key=value``, or ``base``.
-        key: what is varied; None for the base.
-        value: what it is.
-        run: the run file.
-        changes: what separates it from the base, in words.
-        is_base: whether it says what the base says, whose runs then serve it.
-    """
-
-    name: str
-    key: str | None
-    value: Any
-    run: RunConfig
-    changes: tuple[str, ...]
-    is_base: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How one run of a variant ended.
-
-    Attributes:
-        seed: of its weights and dropout.
-        nll: validation NLL of the weights it ended with; None when it diverged.
-        steps: updates made.
-        seconds: of training; None when it diverged.
-        statement: why it has no NLL.
-    """
-
-    seed: int
-    nll: float | None
-    steps: int | None
-    seconds: float | None
-    statement: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A variant with what its seeds gave.
-
-    Attributes:
-        variant: which.
-        parameters: of its network.
-        outcomes: one a seed.
-        nll: over the seeds that ended.
-        difference: to the base, seed by seed; None for the base and where no seed ended in both.
-    """
-
-    variant: Variant
-    parameters: int
-    outcomes: tuple[Outcome, ...]
-    nll: Spread | None
-    difference: Spread | None
-
-    @property
-    def n_diverged(self) -> int:
-        """How many seeds did not end."""
-        return sum(outcome.nll is None for outcome in self.outcomes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ablation:
-    """The whole experiment.
-
-    Attributes:
-        folder: where the runs are, with ``ablation.json`` and ``ablation.png``.
-        seeds: of each variant.
-        findings: the base first.
-        signal: the signal that stopped it, if one did; then there are findings of whole variants only.
-    """
-
-    folder: Path
-    seeds: tuple[int, ...]
-    findings: tuple[Finding, ...]
-    signal: int | None
-
-    def may(self) -> list[str]:
-        """What may be concluded, a sentence a comparison."""
-        base = self.findings[0].parameters if self.findings else 0
-        said: list[str] = []
-        for finding in self.compared():
-            line = sentence(finding.variant.name, finding.difference, finding.n_diverged, len(self.seeds))
-            share = finding.parameters / base - 1
-            said.append(line if not share else f"{line}; it has {share:+.2%} parameters")
-        return said
-
-    def may_not(self) -> str:
-        """What may not."""
-        return limits(len(self.compared()))
-
-    def compared(self) -> list[Finding]:
-        """What is held against the base."""
-        return [finding for finding in self.findings if not finding.variant.is_base]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "seeds": list(self.seeds),
-            "variants": [_plain(finding) for finding in self.findings],
-            "may_be_concluded": self.may(),
-            "may_not_be_concluded": self.may_not(),
-            "finished": self.signal is None,
-        }
 
 
 def plan(path: Path, overrides: Sequence[str], factors: Sequence[Factor], *, matched: bool) -> list[Variant]:
@@ -191,7 +83,7 @@ def ablate(
     """Carry out the runs that are not done yet, seed by seed, and compare.
 
     A run that diverges is a result like any other. The test part is not read: the choice between variants is
-    validation's (R35).
+    validation's (R35). Under ``torchrun`` all processes share every run; the first alone writes.
 
     Args:
         variants: from `plan`.
@@ -209,23 +101,28 @@ def ablate(
     todo = [(seed, v) for seed in seeds for v in variants if v.key is None or not v.is_base]
     signal = None
     done: dict[str, list[Outcome]] = {}
-    for number, (seed, variant) in enumerate(todo, 1):
-        place = folder / variant.name / f"seed-{seed}"
-        run = variant.run.replace(**{"training.seed": seed})
-        found = _ended(place, run, seed)
-        if found is None:
-            say(f"run {number} of {len(todo)}: {variant.name}, seed {seed}")
-            found, signal = _carry_out(place, run, seed, base, quiet)
+    with joined(variants[0].run.training.device) as group:
+        for number, (seed, variant) in enumerate(todo, 1):
+            place = folder / variant.name / f"seed-{seed}"
+            run = variant.run.replace(**{"training.seed": seed})
+            found = group.from_first(partial(_ended, place, run, seed))
             if found is None:
-                break
-        done.setdefault(variant.name, []).append(found)
-    result = Ablation(folder, tuple(seeds), _findings(variants, done, folder, len(seeds)), signal)
-    if signal is None:
-        write_text(
-            folder / "ablation.json", json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n"
-        )
-        draw_ablation(_curves(result), folder / "ablation.png")
+                if group.first:
+                    say(f"run {number} of {len(todo)}: {variant.name}, seed {seed}")
+                found, signal = _carry_out(place, run, seed, base, quiet, group)
+                if found is None:
+                    break
+            done.setdefault(variant.name, []).append(found)
+        result = Ablation(folder, tuple(seeds), _findings(variants, done, folder, len(seeds)), signal)
+        if signal is None:
+            group.from_first(lambda: _write(result))
     return result
+
+
+def _write(result: Ablation) -> None:
+    plain = json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n"
+    write_text(result.folder / "ablation.json", plain)
+    draw_ablation(_curves(result), result.folder / "ablation.png")
 
 
 def _refuse_unequal_ends(run: RunConfig, path: Path) -> None:
@@ -265,18 +162,21 @@ def _ended(place: Path, run: RunConfig, seed: int) -> Outcome | None:
 
 
 def _carry_out(
-    place: Path, run: RunConfig, seed: int, base: Path, quiet: bool
+    place: Path, run: RunConfig, seed: int, base: Path, quiet: bool, group: Group
 ) -> tuple[Outcome | None, int | None]:
     try:
         result = train(run, place, base=base, quiet=quiet)
     except DivergenceError as error:
-        if not (place / "request.toml").is_file():
+        said = str(error)
+        if not group.from_first((place / "request.toml").is_file):
             raise  # before anything was begun
-        write_text(place / DIVERGED, json.dumps({"statement": str(error)}, ensure_ascii=False) + "\n")
-        return Outcome(seed, None, None, None, str(error)), None
+        plain = json.dumps({"statement": said}, ensure_ascii=False) + "\n"
+        group.from_first(lambda: write_text(place / DIVERGED, plain))
+        return Outcome(seed, None, None, None, said), None
     if not result.finished:
         return None, result.fit.signal
-    return _ended(place, run, seed), None
+    # The first process has yet to score and to write when the others are here.
+    return group.from_first(lambda: _ended(place, run, seed)), None
 
 
 def _findings(
@@ -323,21 +223,3 @@ def _curves(result: Ablation) -> dict[str, dict[str, list[list[Line]]]]:
         if not any(f.variant.is_base for f in result.findings[1:] if f.variant.key == key):
             panel[BASE] = base
     return curves
-
-
-def _plain(finding: Finding) -> dict[str, Any]:
-    variant, difference = finding.variant, finding.difference
-    return {
-        "name": variant.name,
-        "factor": variant.key,
-        "value": variant.value,
-        "is_base": variant.is_base,
-        "changes": list(variant.changes),
-        "parameters": finding.parameters,
-        "nll": None if finding.nll is None else dataclasses.asdict(finding.nll),
-        "difference": None
-        if difference is None
-        else {**dataclasses.asdict(difference), "interval": difference.interval()},
-        "diverged": finding.n_diverged,
-        "runs": [dataclasses.asdict(outcome) for outcome in finding.outcomes],
-    }

@@ -164,6 +164,8 @@ class RunConfig(Frozen):
                 if self.tokenizer is None
                 else "tokenizer: it comes with model.checkpoint; leave it out"
             )
+        if self.training.lora is not None and not isinstance(self.model, Pretrained):
+            raise ValueError("training.lora: adapters on random weights have no base; set model.checkpoint")
         refuse_misfits(self.evaluation, self.data)
         return self
 

@@ -249,6 +249,7 @@ def _conclude(run: RunConfig, folder: Path, setup: Setup, fit: FitResult, *, qui
     if run.training.lora is None:
         bundle.save(artifact)
     else:
+        assert start is not None  # `RunConfig` lets nothing else have adapters
         save_adapter(bundle, artifact, start, run.training)
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return TrainResult(folder, fit, test, artifact)

@@ -135,18 +135,12 @@ def refuse_idle(new: Sequence[str], model: Transformer) -> None:
             )
 
 
-def save_adapter(bundle: Bundle, folder: Path, start: Start | None, settings: Training) -> None:
-    """Write what was learnt beside the checkpoint's weights.
-
-    Raises:
-        ConfigError: there is no checkpoint that it could be put on again.
-    """
+def save_adapter(bundle: Bundle, folder: Path, start: Start, settings: Training) -> None:
+    """Write what was learnt beside the checkpoint's weights."""
     from isoform.checkpoints import adapter
 
     lora = settings.lora
     assert lora is not None
-    if start is None:
-        raise ConfigError("training.lora: adapters on random weights have no base; set model.checkpoint")
     named, learnt = bundle.model.named_parameters(), factors(bundle.model)
     adapter.save_adapter(
         bundle,
