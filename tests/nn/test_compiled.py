@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 
 import pytest
@@ -11,7 +12,9 @@ from isoform import generate
 from isoform.generation import Beam, Cached, Sample
 from isoform.native import library
 from isoform.native.library import built
+from isoform.native.program import ACTIVATIONS, BUFFERS, SPARE, Call, Program
 from isoform.nn import products
+from isoform.nn.activations import activation
 from isoform.nn.compiled import compiled
 from isoform.nn.forms import plain, set_form
 from isoform.nn.products import FORMS
@@ -211,3 +214,31 @@ def test_the_library_is_kept(monkeypatch):
     assert not built(torch.float16)
     monkeypatch.setenv("ISOFORM_CACHE", os.devnull)
     assert not built(torch.float32)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name):
+    """Each over its whole range, and NaN as NaN: the outputs of a map whose weights they are."""
+    odd = [0.0, -1.0, 1.0, 4.2, -1e15, 1e15, torch.nan]
+    x = torch.cat(
+        [torch.linspace(-30, 30, 2001, dtype=torch.float64), torch.tensor(odd, dtype=torch.float64)]
+    )
+    for dtype, bound in ((torch.float32, 4e-7), (torch.float64, 1e-14)):
+        given, found = x.to(dtype), torch.empty(1, len(x), dtype=dtype)
+        program, one = Program(dtype, copies=False), torch.ones(1, 1, dtype=dtype)
+        numbers = {"n": len(x), "m": 1, "softcap": 3.0}
+        weight = given[:, None].contiguous()
+        program.add("linear", "stream", "hidden", tensors=(weight, None, None), act=name, numbers=numbers)
+        held = [one if b == "stream" else found for b in BUFFERS]
+        buffers = (ctypes.c_void_p * len(held))(*(b.data_ptr() for b in held))
+        strides = (ctypes.c_int64 * len(held))(*(b.shape[1] for b in held))
+        spare = torch.empty(SPARE * len(x), dtype=dtype)
+        call = Call(rows=1, threads=1, spare=spare.data_ptr(), spare_stride=len(spare))
+        call.buffers, call.strides = ctypes.addressof(buffers), ctypes.addressof(strides)
+        library(dtype).step(program.array(), 1, None, ctypes.byref(call))
+        exact = given.double()
+        expected = 3 * torch.tanh(exact / 3) if name == "softcap" else activation(name)(exact)
+        assert found[0, -1].isnan()
+        error = (found[0].double() - expected).abs() / expected.abs().clamp(min=1.0)
+        assert float(error[:-1].max()) <= bound
