@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
+import re
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+from isoform.checkpoints import load
 from isoform.generation import Beam, Greedy, generate
 from isoform.tokens import Tokens
 
@@ -180,6 +184,36 @@ def test_agrees(family: str, seed: int, tmp_path: Path, monkeypatch: pytest.Monk
     check(case, family, sample, pad)
     case.hf = hf
     parity.round_trip(case, tmp_path / "out", type(hf), **sample.options)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f in ("llama", "mt5", "bart") else pytest.mark.long) for f in sampled.ALL],
+)
+def test_keys_left_out_are_those_of_the_class(family: str, tmp_path: Path) -> None:
+    """Also token ids, and also where no generation_config.json says them."""
+    sample = sampled.draw(family, 0)
+    size = re.compile("size|_dim|width|layer|head|max_position|n_|d_|buckets|distance|num_|vocab|rotary_pct")
+    other = re.compile("norm|token|original")
+    chosen = {k: v for k, v in sample.settings.items() if size.search(k) and not other.search(k)}
+    if family == "mt5":
+        del chosen["num_decoder_layers"]
+    if family == "marian":  # its own id has to be in the table
+        chosen["pad_token_id"] = 0
+    config = getattr(transformers, sample.config)(**chosen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ids beyond the small table
+        hf = scattered(getattr(transformers, sample.cls)(config, **sample.options), 0)
+    whole = load(parity.saved(hf, tmp_path / "in"))
+    (tmp_path / "in" / "generation_config.json").unlink(missing_ok=True)
+    path = tmp_path / "in" / "config.json"
+    written, own = json.loads(path.read_text()), getattr(transformers, sample.config)().to_dict()
+    kept = {k: v for k, v in written.items() if k in ("model_type", "vocab_size") or v != own.get(k)}
+    assert len(kept) < len(written) - 5
+    path.write_text(json.dumps(kept))
+    bare = load(tmp_path / "in")
+    assert bare.config == whole.config
+    assert bare.protocol == whole.protocol
 
 
 def test_in_float32_blooms_constant_is_the_whole_one() -> None:

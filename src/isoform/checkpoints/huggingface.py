@@ -54,6 +54,7 @@ def read_config(folder: Path) -> tuple[Family, HeadKind, ModelConfig, dict[str, 
             f"{where}: model_type {name!r} is not supported{did_you_mean(str(name), families.FAMILIES)}"
         )
     family = families.FAMILIES[name]
+    table = {**family.defaults, **table}
     with understood(where):
         kind = _head(family, table, where)
         config = family.read(Keys(table, where), kind)
@@ -156,8 +157,11 @@ def export(bundle: Bundle, folder: Path, *, family: str | None = None) -> Path:
     dtype = str(next(bundle.model.parameters()).dtype).removeprefix("torch.")
     both = config.structure == "encoder-decoder"
     rules = write_protocol(bundle.protocol, encoder_decoder=both)
+    # What neither the protocol nor the file said would be the class's own.
+    silent = [n for n in (*kept, *chosen.defaults) if n in RULES and (n != "bos_token_id" or chosen.bos)]
     full = {
         **kept,
+        **dict.fromkeys(silent if bundle.tokenizer is None else set(silent) - {"bos_token_id"}),
         **rules,
         **table,  # where positions are counted from the padding id, that id is part of the function
         "model_type": chosen.model_type,

@@ -18,7 +18,7 @@ from isoform.checkpoints.families.encoders import (
     vocabulary_head,
     write_electra,
 )
-from isoform.checkpoints.families.family import Family, HeadKind
+from isoform.checkpoints.families.family import Family, HeadKind, token_ids
 from isoform.checkpoints.keys import Keys
 from isoform.config import (
     Embedding,
@@ -144,4 +144,4 @@ def map_albert(cfg: ModelConfig) -> FamilyMapping:
 
 
 CLASSES: dict[str, HeadKind] = {**encoder_classes("Albert", "pooled"), "AlbertForPreTraining": "tokens"}
-FAMILIES = (Family("albert", CLASSES, read_albert, write_albert, map_albert),)
+FAMILIES = (Family("albert", CLASSES, read_albert, write_albert, map_albert, defaults=token_ids(2, 3, 0)),)

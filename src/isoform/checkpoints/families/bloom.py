@@ -12,7 +12,7 @@ from isoform.checkpoints.families.decoders import (
     other_head,
     tied_head,
 )
-from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, labels
+from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, labels, token_ids
 from isoform.checkpoints.families.llama_like import classes
 from isoform.checkpoints.keys import Keys
 from isoform.config import (
@@ -94,4 +94,4 @@ def map_bloom(cfg: ModelConfig) -> FamilyMapping:
     )
 
 
-FAMILIES = (Family("bloom", classes("Bloom"), read_bloom, write_bloom, map_bloom),)
+FAMILIES = (Family("bloom", classes("Bloom"), read_bloom, write_bloom, map_bloom, defaults=token_ids(1, 2)),)

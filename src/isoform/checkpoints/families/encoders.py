@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isoform.checkpoints.entries import Entry, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
-from isoform.checkpoints.families.family import Family, HeadKind, labels
+from isoform.checkpoints.families.family import Family, HeadKind, labels, token_ids
 from isoform.checkpoints.keys import NAMES, Keys
 from isoform.config import (
     ActivationName,
@@ -346,9 +346,17 @@ ELECTRA_CLASSES: dict[str, HeadKind] = {
     "ElectraForPreTraining": "replaced",
 }
 XLM_CLASSES = encoder_classes("XLMRoberta", "pooled")
+IDS = token_ids(0, 2, 1)
 FAMILIES = (
     Family("bert", BERT_CLASSES, _reader(BERT), write_encoder, map_bert),
-    Family("roberta", encoder_classes("Roberta", "pooled"), _reader(ROBERTA), write_encoder, map_roberta),
-    Family("xlm-roberta", XLM_CLASSES, _reader(ROBERTA), write_encoder, map_roberta),
+    Family(
+        "roberta",
+        encoder_classes("Roberta", "pooled"),
+        _reader(ROBERTA),
+        write_encoder,
+        map_roberta,
+        defaults=IDS,
+    ),
+    Family("xlm-roberta", XLM_CLASSES, _reader(ROBERTA), write_encoder, map_roberta, defaults=IDS),
     Family("electra", ELECTRA_CLASSES, _reader(ELECTRA), write_electra, map_electra),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isoform.checkpoints import operations as op
 from isoform.checkpoints.entries import Computed, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
-from isoform.checkpoints.families.family import Family, HeadKind
+from isoform.checkpoints.families.family import Family, HeadKind, token_ids
 from isoform.checkpoints.families.llama_like import QKV
 from isoform.checkpoints.keys import NAMES, Keys
 from isoform.config import (
@@ -287,17 +287,17 @@ def _stored_sinusoids(cfg: ModelConfig) -> tuple[Ignored, ...]:
     return (Ignored("*embed_positions.weight*", "rebuilt from the configuration", check),)
 
 
-def _family(model_type: str, name: str, build: Build) -> Family:
+def _family(model_type: str, name: str, build: Build, ids: Mapping[str, Any]) -> Family:
     classes: dict[str, HeadKind] = {f"{name}ForConditionalGeneration": "tokens", f"{name}Model": "states"}
     if build.separate:
         classes = {f"{name}MTModel": "tokens", f"{name}Model": "states"}
-    return Family(model_type, classes, _reader(build), _writer(build), _mapper(build))
+    return Family(model_type, classes, _reader(build), _writer(build), _mapper(build), defaults=ids)
 
 
 FAMILIES = (
-    _family("bart", "Bart", BART),
-    _family("mbart", "MBart", MBART),
-    _family("pegasus", "Pegasus", PEGASUS),
-    _family("marian", "Marian", MARIAN),
-    _family("m2m_100", "M2M100", M2M100),
+    _family("bart", "Bart", BART, token_ids(0, 2, 1, decoder_start=2, forced_eos=2)),
+    _family("mbart", "MBart", MBART, token_ids(0, 2, 1, forced_eos=2)),
+    _family("pegasus", "Pegasus", PEGASUS, token_ids(None, 1, 0, decoder_start=0, forced_eos=1)),
+    _family("marian", "Marian", MARIAN, token_ids(None, 0, 58_100, decoder_start=58_100, forced_eos=0)),
+    _family("m2m_100", "M2M100", M2M100, token_ids(0, 2, 1, decoder_start=2)),
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from isoform.checkpoints import operations as op
 from isoform.checkpoints.entries import FamilyMapping, Fused, Ignored, Layers, Module
 from isoform.checkpoints.families.decoders import causal, is_tied, other_head, sublayers, tied_head
-from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, labels
+from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, labels, token_ids
 from isoform.checkpoints.families.llama_like import classes
 from isoform.checkpoints.families.rotary import read_rotary, write_rotary
 from isoform.checkpoints.keys import NAMES, Keys
@@ -134,4 +134,6 @@ def map_falcon(cfg: ModelConfig) -> FamilyMapping:
     )
 
 
-FAMILIES = (Family("falcon", classes("Falcon"), read_falcon, write_falcon, map_falcon),)
+FAMILIES = (
+    Family("falcon", classes("Falcon"), read_falcon, write_falcon, map_falcon, defaults=token_ids(11, 11)),
+)

@@ -25,6 +25,8 @@ class Family:
         write: from an architecture to the keys of ``config.json`` that decide the function.
         mapping: the tensors, for an architecture.
         bos: whether prompts begin with BOS where no tokenizer says so.
+        defaults: what its configuration class takes for keys that a file leaves out: token ids, and whatever
+            ``read`` cannot know because several families share it.
     """
 
     model_type: str
@@ -33,6 +35,13 @@ class Family:
     write: Callable[[ModelConfig], dict[str, Any]]
     mapping: Callable[[ModelConfig], FamilyMapping]
     bos: bool = False
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+def token_ids(bos: int | None, eos: int, pad: int | None = None, **others: int) -> dict[str, Any]:
+    """Token ids by their keys; those that are None stay out."""
+    given = {"bos": bos, "eos": eos, "pad": pad, **others}
+    return {f"{name}_token_id": number for name, number in given.items() if number is not None}
 
 
 def decoder_head(keys: Keys, kind: HeadKind, *, tied: bool, bias: bool = False) -> Head | None:

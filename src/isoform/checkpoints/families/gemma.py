@@ -6,7 +6,7 @@ import struct
 from typing import Any, Literal
 
 from isoform.checkpoints.entries import FamilyMapping
-from isoform.checkpoints.families.family import Family, HeadKind, single
+from isoform.checkpoints.families.family import Family, HeadKind, single, token_ids
 from isoform.checkpoints.families.llama_like import (
     Defaults,
     Sizes,
@@ -126,7 +126,7 @@ def _gemma3_rotaries(keys: Keys, sizes: Sizes) -> tuple[Rotary, Rotary]:
         theta = float(full.pop("rope_theta", theta))
         near = float(by_type["sliding_attention"].get("rope_theta", near))
         table = full
-    table = with_original(keys, table, length)
+    table = with_original(keys, table, length, modern=by_type is not None)
     return (
         make_rotary(table, width=sizes.width, theta=theta, length=length, where=keys.where),
         make_rotary(None, width=sizes.width, theta=near, length=length, where=keys.where),
@@ -196,8 +196,9 @@ def _map_sandwich(cfg: ModelConfig) -> FamilyMapping:
 
 
 GEMMA3: dict[str, HeadKind] = {"Gemma3ForCausalLM": "tokens", "Gemma3TextModel": "states"}
+IDS = token_ids(2, 1, 0)
 FAMILIES = (
-    Family("gemma", classes("Gemma"), read_gemma, write_gemma, mapped, bos=True),
-    Family("gemma2", classes("Gemma2"), read_gemma2, write_gemma2, _map_sandwich, bos=True),
-    Family("gemma3_text", GEMMA3, read_gemma3, write_gemma3, _map_sandwich, bos=True),
+    Family("gemma", classes("Gemma"), read_gemma, write_gemma, mapped, bos=True, defaults=IDS),
+    Family("gemma2", classes("Gemma2"), read_gemma2, write_gemma2, _map_sandwich, bos=True, defaults=IDS),
+    Family("gemma3_text", GEMMA3, read_gemma3, write_gemma3, _map_sandwich, bos=True, defaults=IDS),
 )

@@ -12,7 +12,7 @@ from isoform.checkpoints.families.decoders import (
     other_head,
     tied_head,
 )
-from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, labels
+from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, labels, token_ids
 from isoform.checkpoints.keys import NAMES, Keys
 from isoform.config import (
     Layer,
@@ -122,4 +122,4 @@ GPT2: dict[str, HeadKind] = {
     "GPT2Model": "states",
     "GPT2ForSequenceClassification": "sequence",
 }
-FAMILIES = (Family("gpt2", GPT2, read_gpt2, write_gpt2, map_gpt2),)
+FAMILIES = (Family("gpt2", GPT2, read_gpt2, write_gpt2, map_gpt2, defaults=token_ids(50_256, 50_256)),)

@@ -14,7 +14,7 @@ from isoform.checkpoints.families.decoders import (
     sublayers,
     tied_head,
 )
-from isoform.checkpoints.families.family import Family, HeadKind, decoder_head
+from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, token_ids
 from isoform.checkpoints.families.llama_like import classes
 from isoform.checkpoints.families.rotary import read_rotary, write_rotary
 from isoform.checkpoints.keys import Keys
@@ -111,4 +111,8 @@ def map_gpt_neox(cfg: ModelConfig) -> FamilyMapping:
     )
 
 
-FAMILIES = (Family("gpt_neox", classes("GPTNeoX"), read_gpt_neox, write_gpt_neox, map_gpt_neox),)
+FAMILIES = (
+    Family(
+        "gpt_neox", classes("GPTNeoX"), read_gpt_neox, write_gpt_neox, map_gpt_neox, defaults=token_ids(0, 2)
+    ),
+)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from isoform.checkpoints.entries import ExpertGroup, FamilyMapping
-from isoform.checkpoints.families.family import Family, HeadKind, single
+from isoform.checkpoints.families.family import Family, HeadKind, single, token_ids
 from isoform.checkpoints.families.llama_like import (
     Defaults,
     Sizes,
@@ -283,16 +283,18 @@ def _family(
     read: Callable[[Keys, HeadKind], ModelConfig],
     write: Callable[[ModelConfig], dict[str, Any]],
     mapping: Callable[[ModelConfig], FamilyMapping] = mapped,
+    ids: Mapping[str, Any] | None = None,
 ) -> Family:
-    return Family(model_type, classes(name), read, write, mapping, bos=not model_type.startswith("qwen"))
+    return Family(model_type, classes(name), read, write, mapping, bos=bool(ids), defaults=ids or {})
 
 
+IDS = token_ids(1, 2)
 FAMILIES = (
-    _family("llama", "Llama", read_llama, write_llama),
-    _family("mistral", "Mistral", read_mistral, write_mistral),
-    _family("mixtral", "Mixtral", read_mixtral, write_mixtral, _mixtral_mapping),
+    _family("llama", "Llama", read_llama, write_llama, ids=IDS),
+    _family("mistral", "Mistral", read_mistral, write_mistral, ids=IDS),
+    _family("mixtral", "Mixtral", read_mixtral, write_mixtral, _mixtral_mapping, IDS),
     _family("qwen2", "Qwen2", read_qwen2, write_qwen2),
     _family("qwen3", "Qwen3", read_qwen3, write_qwen3),
     _family("qwen3_moe", "Qwen3Moe", read_qwen3_moe, write_qwen3_moe, _qwen3_moe_mapping),
-    _family("olmo2", "Olmo2", read_olmo2, write_olmo2, _olmo2_mapping),
+    _family("olmo2", "Olmo2", read_olmo2, write_olmo2, _olmo2_mapping, token_ids(None, 50_279, 1)),
 )

@@ -12,7 +12,7 @@ from isoform.checkpoints.families.decoders import (
     other_head,
     tied_head,
 )
-from isoform.checkpoints.families.family import Family, HeadKind, decoder_head
+from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, token_ids
 from isoform.checkpoints.families.llama_like import QKV, classes
 from isoform.checkpoints.keys import NAMES, Keys
 from isoform.config import (
@@ -116,4 +116,6 @@ def map_opt(cfg: ModelConfig) -> FamilyMapping:
     )
 
 
-FAMILIES = (Family("opt", classes("OPT"), read_opt, write_opt, map_opt, bos=True),)
+FAMILIES = (
+    Family("opt", classes("OPT"), read_opt, write_opt, map_opt, bos=True, defaults=token_ids(2, 2, 1)),
+)

@@ -11,7 +11,7 @@ from isoform.checkpoints.families.decoders import (
     is_tied,
     like_llama,
 )
-from isoform.checkpoints.families.family import Family, HeadKind, decoder_head
+from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, token_ids
 from isoform.checkpoints.families.llama_like import QKV, classes
 from isoform.checkpoints.families.rotary import read_rotary, write_rotary
 from isoform.checkpoints.keys import Keys
@@ -84,4 +84,4 @@ def map_phi(cfg: ModelConfig) -> FamilyMapping:
     return like_llama(cfg, layer, "model.final_layernorm")
 
 
-FAMILIES = (Family("phi", classes("Phi"), read_phi, write_phi, map_phi),)
+FAMILIES = (Family("phi", classes("Phi"), read_phi, write_phi, map_phi, defaults=token_ids(1, 2)),)

@@ -49,24 +49,41 @@ def read_rotary(
         base = float(parameters.get("rope_theta", base))
         share = float(parameters.get("partial_rotary_factor", share)) if share_key else share
         table = {k: v for k, v in parameters.items() if k not in ("rope_theta", "partial_rotary_factor")}
-    table = with_original(keys, table, length)
+    table = with_original(keys, table, length, modern=parameters is not None)
     return make_rotary(table, width=int(head_width * share), theta=base, length=length, where=keys.where)
 
 
-def with_original(keys: Keys, table: Mapping[str, Any] | None, length: int) -> Mapping[str, Any] | None:
-    """LongRoPE's own key beside the table: it also says the factor, as the class takes it.
+def with_original(
+    keys: Keys, table: Mapping[str, Any] | None, length: int, *, modern: bool
+) -> Mapping[str, Any] | None:
+    """LongRoPE's original length and factor, wherever they stand; another scaling has them in its table.
+
+    Args:
+        keys: the configuration, which may have the length beside the table.
+        table: the scaling.
+        length: ``max_position_embeddings``.
+        modern: whether the table is one of version 5, which reads a length inside and prefers its factor.
 
     Raises:
-        ArtifactError: the key is there with another scaling.
+        ArtifactError: a length beside another scaling, or one inside that version 4 does not read.
     """
-    original = keys.take("original_max_position_embeddings", None)
-    if original is None:
-        return table
+    beside = keys.take("original_max_position_embeddings", None)
     if table is None or (table.get("rope_type") or table.get("type")) != "longrope":
+        if beside is None:
+            return table
         raise ArtifactError(
             f"{keys.where}: original_max_position_embeddings without longrope is not supported"
         )
-    return {**table, "original_max_position_embeddings": original, "factor": length / original}
+    inside, factor = table.get("original_max_position_embeddings"), table.get("factor")
+    original = beside or (inside if modern else None) or length
+    if inside not in (None, original):
+        raise ArtifactError(
+            f"{keys.where}: original_max_position_embeddings is {inside} in rope_scaling, where version 4 of "
+            f"transformers does not look (it takes {original}) but 5 does: write it beside the table"
+        )
+    if factor is None or (beside is not None and not modern):
+        factor = length / original if modern or beside is not None else None
+    return {**table, "original_max_position_embeddings": original, "factor": factor}
 
 
 def make_rotary(
@@ -108,9 +125,11 @@ def _scaling(table: dict[str, Any], length: int, where: str) -> RotaryScaling:
             truncate=bool(table.pop("truncate", True)),
         )
     elif kind == "longrope":
-        original = int(table.pop("original_max_position_embeddings", None) or length)
-        factor, given = table.pop("factor", None), table.pop("attention_factor", None)
+        original, factor = int(table.pop("original_max_position_embeddings")), table.pop("factor")
+        given = table.pop("attention_factor", None)
         if given is None:
+            if factor is None:
+                raise ArtifactError(f"{where}: rope_scaling: factor is missing")
             given = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         result = LongRopeScaling(
             short=tuple(map(float, table.pop("short_factor"))),

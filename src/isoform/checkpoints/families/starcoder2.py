@@ -11,7 +11,7 @@ from isoform.checkpoints.families.decoders import (
     is_tied,
     like_llama,
 )
-from isoform.checkpoints.families.family import Family, HeadKind, decoder_head
+from isoform.checkpoints.families.family import Family, HeadKind, decoder_head, token_ids
 from isoform.checkpoints.families.llama_like import QKV, classes
 from isoform.checkpoints.families.rotary import read_rotary, write_rotary
 from isoform.checkpoints.keys import Keys
@@ -85,4 +85,13 @@ def map_starcoder2(cfg: ModelConfig) -> FamilyMapping:
     return like_llama(cfg, layer, "model.norm")
 
 
-FAMILIES = (Family("starcoder2", classes("Starcoder2"), read_starcoder2, write_starcoder2, map_starcoder2),)
+FAMILIES = (
+    Family(
+        "starcoder2",
+        classes("Starcoder2"),
+        read_starcoder2,
+        write_starcoder2,
+        map_starcoder2,
+        defaults=token_ids(50_256, 50_256),
+    ),
+)

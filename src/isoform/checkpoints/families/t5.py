@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from isoform.checkpoints.entries import Entry, FamilyMapping, Ignored, Layers, Module, Packed, Same, Tied
-from isoform.checkpoints.families.family import Family, HeadKind
+from isoform.checkpoints.families.family import Family, HeadKind, token_ids
 from isoform.checkpoints.families.llama_like import rms
 from isoform.checkpoints.keys import ACTIVATIONS, NAMES, Keys
 from isoform.config import (
@@ -95,8 +95,9 @@ def write_t5(cfg: ModelConfig) -> dict[str, Any]:
     assert isinstance(network, TwoLayer | Gated)
     assert isinstance(buckets, RelativeBuckets)
     name = NAMES[network.activation]
-    if isinstance(network, Gated):
-        name = "gated-gelu" if network.activation == "gelu_tanh" else f"gated-{name}"
+    if isinstance(network, Gated):  # "gated-gelu" means the tanh form
+        name = {"gelu_tanh": "gelu", "gelu": "gelu_python"}.get(network.activation, name)
+        name = f"gated-{name}"
     tied = cfg.head is None or (isinstance(cfg.head, TokenHead) and cfg.head.tied)
     scaled = isinstance(cfg.head, TokenHead) and cfg.head.scale != 1.0
     return {
@@ -171,7 +172,14 @@ def _classes(name: str) -> dict[str, HeadKind]:
     return {f"{name}ForConditionalGeneration": "tokens", f"{name}Model": "states"}
 
 
+IDS = token_ids(
+    None, 1, 0, decoder_start=0
+)  # T5's class leaves the start open; outputs begin with the padding
+MT5: dict[str, Any] = {
+    **IDS, "vocab_size": 250_112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
+    "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+}  # fmt: skip
 FAMILIES = (
-    Family("t5", {**_classes("T5"), "T5WithLMHeadModel": "tokens"}, read_t5, write_t5, map_t5),
-    Family("mt5", _classes("MT5"), read_t5, write_t5, map_t5),
+    Family("t5", {**_classes("T5"), "T5WithLMHeadModel": "tokens"}, read_t5, write_t5, map_t5, defaults=IDS),
+    Family("mt5", _classes("MT5"), read_t5, write_t5, map_t5, defaults=MT5),
 )
