@@ -20,8 +20,10 @@ import zstandard
 
 from isoform.data import (
     Characters,
+    Columns,
     Conll,
     Jsonl,
+    LabelColumns,
     LabelledData,
     LabelTsv,
     Packed,
@@ -350,6 +352,30 @@ def test_parquet(tmp_path: Path) -> None:
         ready(tmp_path, data, BUDGET)
 
 
+def test_pairs_and_labels_from_columns(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data: dict[str, Any] = {
+        "pairs": ParallelData(format=Tsv(source=1, target=2), train=Path("pairs.tsv"), empty="drop"),
+        "labels": LabelledData(format=LabelTsv(text=1, label=2), train=Path("labels.tsv"), empty="drop"),
+    }
+    kinds(tmp_path)
+    forms: dict[str, Any] = {
+        "pairs": Columns(kind="parquet", source="b", target="a"),
+        "labels": LabelColumns(kind="parquet", text="b", label="a"),
+    }
+    for name, plain in data.items():
+        rows = [line.split("\t") for line in (tmp_path / f"{name}.tsv").read_text().splitlines()]
+        table = arrow.table({"a": [row[1] for row in rows], "b": [row[0] for row in rows]})
+        parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=7)
+        columns = plain.replace(format=forms[name], train=Path(f"{name}.parquet"))
+        one, two = ready(tmp_path, plain, BUDGET), ready(tmp_path, columns, BUDGET)
+        assert one.train.records.items == two.train.records.items
+        same(one, ready(tmp_path, columns.replace(store=Store(folder=Path(name), sample=1000)), BUDGET))
+    with pytest.raises(DataError, match="no column 'c'"):
+        ready(tmp_path, columns.replace(format=LabelColumns(kind="parquet", text="b", label="c")), BUDGET)
+
+
 @pytest.mark.long  # the library takes seconds to import
 def test_data_sets_saved_to_disk(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
@@ -357,6 +383,8 @@ def test_data_sets_saved_to_disk(tmp_path: Path) -> None:
     datasets.disable_progress_bars()
     datasets.Dataset.from_dict({"body": texts, "n": list(range(30))}).save_to_disk(str(tmp_path / "set"))
     lines(tmp_path / "a.txt", texts)
+    pairs = Columns(kind="dataset", source="body", target="body")
+    assert len(ready(tmp_path, ParallelData(format=pairs, train=Path("set")), BUDGET).train.records) == 30
     data = TextData(documents="dataset", field="body", train=Path("set"))
     one = ready(tmp_path, TextData(documents="lines", train=Path("a.txt")), BUDGET)
     same(one, ready(tmp_path, data.replace(store=Store(folder=Path("ids"), sample=1000)), BUDGET))

@@ -12,27 +12,31 @@ from isoform.data.batching import (
 )
 from isoform.data.batching_config import BatchingConfig, Masking, Packed, TokenBudget, Windows
 from isoform.data.config import (
-    Conll,
     DataConfig,
     DatesData,
-    Jsonl,
-    LabelJsonl,
     LabelledData,
-    LabelTsv,
     ParallelData,
     PrefixData,
-    Sides,
     Split,
     Store,
     TaggedData,
-    TagJsonl,
     TextData,
+)
+from isoform.data.corpus import PartName, read_part
+from isoform.data.dates import DatedPair, DatesCorpus
+from isoform.data.format_config import (
+    Columns,
+    Conll,
+    Jsonl,
+    LabelColumns,
+    LabelJsonl,
+    LabelTsv,
+    Sides,
+    TagJsonl,
     Tmx,
     Tsv,
     TwoFiles,
 )
-from isoform.data.corpus import PartName, read_part
-from isoform.data.dates import DatedPair, DatesCorpus
 from isoform.data.parts import Part, Task, prepare_part
 from isoform.data.pipeline import Checked, Prepared, check, prepare
 from isoform.data.preflight import Limits, PartReport, Preflight, examine
@@ -59,6 +63,7 @@ __all__ = [
     "BytesBpe",
     "Characters",
     "Checked",
+    "Columns",
     "Conll",
     "DataConfig",
     "DatedPair",
@@ -66,6 +71,7 @@ __all__ = [
     "DatesData",
     "Document",
     "Jsonl",
+    "LabelColumns",
     "LabelJsonl",
     "LabelTsv",
     "Labelled",

@@ -8,11 +8,23 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from isoform.config.base import Frozen
+from isoform.data.format_config import (
+    Columns,
+    Conll,
+    Jsonl,
+    LabelColumns,
+    LabelJsonl,
+    LabelTsv,
+    Sides,
+    TagJsonl,
+    Tmx,
+    Tsv,
+    TwoFiles,
+)
 
 Limit = Annotated[int, Field(ge=1)] | None
 OverLong = Literal["error", "drop", "truncate"]
 Empty = Literal["error", "drop"]
-Column = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -39,91 +51,6 @@ class Split(Frozen):
         if (self.order == "random") != (self.seed is not None):
             raise ValueError('seed belongs to order = "random", which needs it')
         return self
-
-
-class TwoFiles(Frozen):
-    """One file a side, line by line; paths are then given as ``{source = …, target = …}``."""
-
-    kind: Literal["lines"] = "lines"
-
-
-class Tsv(Frozen):
-    """Tab-separated columns, numbered from 1; no quoting."""
-
-    kind: Literal["tsv"] = "tsv"
-    source: Column
-    """Column of the source."""
-    target: Column
-    """Column of the target."""
-
-
-class Jsonl(Frozen):
-    """One JSON object a line; names of the two fields, which hold strings."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    source: str
-    """Field of the source."""
-    target: str
-    """Field of the target."""
-
-
-class Tmx(Frozen):
-    """Translation memory; the two ``xml:lang`` codes, e.g. ``"en"``, which also matches ``"en-GB"``."""
-
-    kind: Literal["tmx"] = "tmx"
-    source: str
-    """Language of the source."""
-    target: str
-    """Language of the target."""
-
-
-class LabelTsv(Frozen):
-    """Tab-separated text and label; columns from 1."""
-
-    kind: Literal["tsv"] = "tsv"
-    text: Column
-    """Column of the text."""
-    label: Column
-    """Column of the label."""
-
-
-class LabelJsonl(Frozen):
-    """One JSON object a line with a text and a label, both strings."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    text: str
-    """Field of the text."""
-    label: str
-    """Field of the label."""
-
-
-class Conll(Frozen):
-    """One word a line, blank line between sentences; whitespace-separated columns from 1."""
-
-    kind: Literal["conll"] = "conll"
-    word: Column
-    """Column of the word."""
-    tag: Column
-    """Column of the tag."""
-
-
-class TagJsonl(Frozen):
-    """One JSON object a line with two lists of strings of equal length."""
-
-    kind: Literal["jsonl"] = "jsonl"
-    words: str
-    """Field of the words."""
-    tags: str
-    """Field of the tags."""
-
-
-class Sides(Frozen):
-    """The two files of parallel lines."""
-
-    source: Path
-    """File of the sources."""
-    target: Path
-    """File of the targets, line for line."""
 
 
 class Store(Frozen):
@@ -165,7 +92,7 @@ class ParallelData(Part):
     """Source and target texts for an encoder–decoder. Limits count tokens with their specials."""
 
     kind: Literal["parallel"] = "parallel"
-    format: Annotated[TwoFiles | Tsv | Jsonl | Tmx, Field(discriminator="kind")]
+    format: Annotated[TwoFiles | Tsv | Jsonl | Columns | Tmx, Field(discriminator="kind")]
     """How the files are written."""
     train: Sides | Path
     """The training part: a file, or one for each side."""
@@ -192,7 +119,7 @@ class PrefixData(Part):
     """Prompts and answers for one stack; ``source`` is the prompt, ``target`` the answer (6.33)."""
 
     kind: Literal["prefix"] = "prefix"
-    format: Annotated[TwoFiles | Tsv | Jsonl, Field(discriminator="kind")]
+    format: Annotated[TwoFiles | Tsv | Jsonl | Columns, Field(discriminator="kind")]
     """How the files are written."""
     train: Sides | Path
     """The training part: a file, or one for each side."""
@@ -257,7 +184,7 @@ class LabelledData(Part):
     """Text with a label (sequence classification)."""
 
     kind: Literal["labelled"] = "labelled"
-    format: Annotated[LabelTsv | LabelJsonl, Field(discriminator="kind")]
+    format: Annotated[LabelTsv | LabelJsonl | LabelColumns, Field(discriminator="kind")]
     """How the files are written."""
     train: Path
     """The training part: a file, or one for each side."""

@@ -8,22 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from isoform.data import readers
-from isoform.data.config import (
-    Conll,
-    DatesData,
-    FileData,
-    Jsonl,
-    LabelledData,
-    LabelTsv,
-    PrefixData,
-    Sides,
-    Split,
-    TaggedData,
-    TextData,
-    Tmx,
-    Tsv,
-)
+from isoform.data.config import DatesData, FileData, LabelledData, PrefixData, Split, TaggedData, TextData
+from isoform.data.format_config import Columns, Conll, Jsonl, LabelColumns, LabelTsv, Sides, Tmx, Tsv
 from isoform.data.records import Document, Pair, Prompted, Record, Records, columns
+from isoform.data.tables import read_table
 from isoform.data.tmx import read_tmx
 from isoform.errors import DataError
 
@@ -134,14 +122,15 @@ def rows(config: FileData, files: tuple[Path, ...]) -> Iterator[tuple[int, Recor
             assert config.field is not None
             if config.documents == "jsonl":
                 yield from readers.read_json_documents(path, config.field, encoding)
-            elif config.documents == "parquet":
-                yield from readers.read_parquet(path, config.field)
             else:
-                yield from readers.read_dataset(path, config.field)
+                for number, (text,) in read_table(config.documents, path, (config.field,)):
+                    yield number, Document(text)
     elif isinstance(config, LabelledData):
         form = config.format
         if isinstance(form, LabelTsv):
             rows = readers.read_tsv(path, (form.text, form.label), encoding)
+        elif isinstance(form, LabelColumns):
+            rows = read_table(form.kind, path, (form.text, form.label))
         else:
             rows = readers.read_jsonl(path, (form.text, form.label), encoding)
         yield from readers.labelled(rows, path)
@@ -159,12 +148,14 @@ def rows(config: FileData, files: tuple[Path, ...]) -> Iterator[tuple[int, Recor
 
 
 def _pairs(
-    form: Tsv | Jsonl | Tmx | object, files: tuple[Path, ...], encoding: str
+    form: Tsv | Jsonl | Columns | Tmx | object, files: tuple[Path, ...], encoding: str
 ) -> Iterator[tuple[int, Pair]]:
     if isinstance(form, Tsv):
         rows = readers.read_tsv(files[0], (form.source, form.target), encoding)
     elif isinstance(form, Jsonl):
         rows = readers.read_jsonl(files[0], (form.source, form.target), encoding)
+    elif isinstance(form, Columns):
+        rows = read_table(form.kind, files[0], (form.source, form.target))
     elif isinstance(form, Tmx):
         yield from read_tmx(files[0], form.source, form.target)
         return

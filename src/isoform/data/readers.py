@@ -10,7 +10,7 @@ from typing import Any
 
 from isoform.data.files import lines, read_text
 from isoform.data.records import Document, Labelled, Pair, Tagged
-from isoform.errors import DataError, did_you_mean
+from isoform.errors import DataError
 
 Numbered = tuple[int, tuple[str, ...]]
 
@@ -134,64 +134,6 @@ def read_documents(path: Path, encoding: str) -> Iterator[tuple[int, Document]]:
 def read_json_documents(path: Path, field: str, encoding: str) -> Iterator[tuple[int, Document]]:
     """A field of each JSON object as a document."""
     for number, (text,) in read_jsonl(path, (field,), encoding):
-        yield number, Document(text)
-
-
-def read_parquet(path: Path, column: str) -> Iterator[tuple[int, Document]]:
-    """A column of strings, a row group at a time; rows are counted from 1.
-
-    Raises:
-        DataError: the package is missing, the file is damaged, or the column is missing or holds no strings.
-    """
-    try:
-        import pyarrow as arrow  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet as parquet  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise DataError(f"{path}: needs the package pyarrow: pip install 'isoform[corpora]'") from None
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        with parquet.ParquetFile(path) as file:
-            known = file.schema_arrow.names
-            if column not in known:
-                raise DataError(f"{path}: no column {column!r}{did_you_mean(column, known)}")
-            kind = file.schema_arrow.field(column).type
-            if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
-                raise DataError(f"{path}: column {column!r} holds {kind}, expected strings")
-            number = 0
-            for batch in file.iter_batches(columns=[column]):
-                for text in batch.column(0).to_pylist():
-                    number += 1
-                    yield number, Document(text or "")
-    except (arrow.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not a whole parquet file: {' '.join(str(error).split())}") from None
-
-
-def read_dataset(path: Path, column: str) -> Iterator[tuple[int, Document]]:
-    """A column of strings of what `datasets.Dataset.save_to_disk` wrote; it stays on disk. From 1.
-
-    Raises:
-        DataError: the package is missing, there is no such data set, or the column is missing.
-    """
-    try:
-        import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise DataError(f"{path}: needs the package datasets: pip install 'isoform[corpora]'") from None
-    try:
-        found = datasets.load_from_disk(str(path))
-    except (FileNotFoundError, ValueError, OSError) as error:
-        raise DataError(f"{path}: no data set saved to disk: {' '.join(str(error).split())}") from None
-    if not isinstance(found, datasets.Dataset):
-        raise DataError(f"{path}: several splits; name the folder of one")
-    if column not in found.column_names:
-        raise DataError(f"{path}: no column {column!r}{did_you_mean(column, found.column_names)}")
-    rows: Any = found.select_columns([column])
-    for number, row in enumerate(rows, 1):
-        text = row[column]
-        if not isinstance(text, str):
-            raise DataError(
-                f"{path}, row {number}: {column!r} holds {type(text).__name__}, expected a string"
-            )
         yield number, Document(text)
 
 

@@ -18,7 +18,6 @@ from isoform.data.config import (
     LabelledData,
     ParallelData,
     PrefixData,
-    Sides,
     Store,
     TaggedData,
     TextData,
@@ -26,6 +25,7 @@ from isoform.data.config import (
 from isoform.data.corpus import empty_records, rows
 from isoform.data.files import blocks
 from isoform.data.fit import Fit
+from isoform.data.format_config import Sides
 from isoform.data.forms import FORMS, encode_records
 from isoform.data.progress import track
 from isoform.data.ragged import Ints, Ragged

@@ -14,12 +14,12 @@ from isoform.data.config import (
     LabelledData,
     ParallelData,
     PrefixData,
-    Sides,
     TaggedData,
     TextData,
 )
 from isoform.data.corpus import PartName, read_raw
 from isoform.data.files import bare_suffix
+from isoform.data.format_config import Sides
 from isoform.data.parts import Part, Task, prepare_part
 from isoform.data.tokenizer import Template
 from isoform.data.vocabularies import Tokenizers
