@@ -15,6 +15,7 @@ from isoform.training import Constant, DivergenceError, fit, mean_nll, record
 from isoform.training.checkpoint import Store
 from isoform.training.log import read_log
 from isoform.training.optimizer import adamw
+from isoform.training.updates import uneven_shares
 from training import toys
 from training.runs import Fixed, first_moments, joined, plain, run, same, settings, validation
 
@@ -256,3 +257,10 @@ def test_compiled_stacks_learn_the_same(tmp_path: Path) -> None:
         losses.append([line.train_nll for line in read_log(tmp_path / str(flag) / "log.csv")])
         assert model.decoder is not None and model.decoder._compiled_call_impl is None
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_processes_that_wait_in_every_update_are_told_of() -> None:
+    assert uneven_shares(1, 1) is None and uneven_shares(4, 2) is None
+    assert "the only micro-batch" in (uneven_shares(1, 2) or "")
+    assert "the 3 micro-batches" in (uneven_shares(3, 4) or "")
+    assert (uneven_shares(3, 4) or "").endswith("a multiple of 4")

@@ -13,7 +13,7 @@ from typing import Any
 from isoform.checkpoints import languages
 from isoform.checkpoints.special_names import Names
 from isoform.checkpoints.vocabularies import read_json
-from isoform.data.backends import Prefix
+from isoform.data.sentencepiece_model import Prefix
 from isoform.data.specials import SpecialIds
 from isoform.data.tokenizer import Template, Tokenizer
 from isoform.errors import ArtifactError

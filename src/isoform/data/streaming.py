@@ -30,7 +30,8 @@ from isoform.data.forms import FORMS, encode_records
 from isoform.data.progress import track
 from isoform.data.ragged import Ints, Ragged
 from isoform.data.records import Document, Record, Records, columns, labels
-from isoform.data.store import Chunk, Stored, keys_of, open_store, write_store
+from isoform.data.store import Stored, keys_of, open_store
+from isoform.data.store_writing import Chunk, write_store
 from isoform.data.vocabularies import Tokenizers
 from isoform.errors import ConfigError, DataError
 

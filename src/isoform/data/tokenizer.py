@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isoform.config.files import write_bytes, write_text
-from isoform.data.backends import Backend, HuggingFace, Prefix, SentencePiece, TextSpecials
+from isoform.data.backends import Backend, HuggingFace, TextSpecials
 from isoform.data.byte_level import written_out
+from isoform.data.sentencepiece_model import Prefix, SentencePiece
 from isoform.data.specials import SpecialIds
 from isoform.data.tokenizer_config import BytesBpe, Characters, Specials, Unigram, Words
 from isoform.errors import DataError, TokenizerError, did_you_mean

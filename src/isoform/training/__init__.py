@@ -1,11 +1,12 @@
 """Training: loss, schedules, the resumable loop, run files (Algorithm 6.1)."""
 
-from isoform.training.config import PresetModel, RunConfig, Vocabularies, apply_overrides, read_run
+from isoform.training.config import PresetModel, RunConfig, Vocabularies, read_run
 from isoform.training.evaluation_config import BeamSearch, Evaluation, GreedySearch
 from isoform.training.fit import fit
 from isoform.training.guard import DivergenceError
 from isoform.training.learner import Learner
 from isoform.training.loss import Sums, Work, batch_loss, smoothed_cross_entropy
+from isoform.training.overrides import apply_overrides
 from isoform.training.preflight import RunPreflight, preflight
 from isoform.training.result import FitResult
 from isoform.training.run_folder import data_folder

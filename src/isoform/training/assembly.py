@@ -12,10 +12,11 @@ import torch
 from isoform.config.files import read, write
 from isoform.errors import ConfigError
 from isoform.nn import Transformer
-from isoform.training.checkpoint import Learnt, Store, fill
+from isoform.training.checkpoint import Store
 from isoform.training.ema import Ema
 from isoform.training.group import Group, present
 from isoform.training.learner import Learner
+from isoform.training.learnt import Learnt, fill
 from isoform.training.loss import Work
 from isoform.training.optimizer import adamw, freeze
 from isoform.training.parallel import Alone, parallelise, stacks
@@ -24,7 +25,7 @@ from isoform.training.recompute import recompute_layers
 from isoform.training.settings import Training
 from isoform.training.state import RunState
 from isoform.training.trial import Trial, step_seconds, trial_step
-from isoform.training.updates import AnyBatches, total_steps
+from isoform.training.updates import AnyBatches, total_steps, uneven_shares
 
 
 class Assembly:
@@ -82,6 +83,8 @@ class Assembly:
     def begin(self) -> tuple[RunState, list[str]]:
         """Resume, or try one step and start afresh; with what there is to say of it."""
         step, remarks = self.group.from_first(self.store.latest)
+        uneven = uneven_shares(self.settings.accumulation, self.group.size)
+        remarks = remarks if uneven is None else [*remarks, uneven]
         if step is not None:
             state = self.store.load(step, self.learnt)
             return state, [*remarks, f"resuming after step {step}"]

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,8 @@ from isoform.config.folders import replaced
 from isoform.config.temporary import beside, sweep
 from isoform.errors import ArtifactError, IsoformError
 from isoform.nn import Transformer
-from isoform.training.ema import Ema
 from isoform.training.group import ALONE, Group
-from isoform.training.optimizer import MOMENTS, restore_state, state_tensors
-from isoform.training.parallel import cut_like
+from isoform.training.learnt import Learnt, fill, join_pieces, load_pieces, save_pieces
 from isoform.training.state import RunState, random_state, restore_random_state
 
 MARK = "complete.json"
@@ -113,7 +111,7 @@ class Store:
             new = group.from_first(open_)
             tensors, plain = random_state(learnt.device)
             if sharded:
-                group.together(lambda: _save_pieces(learnt, new / PIECES))
+                group.together(lambda: save_pieces(learnt, new / PIECES))
 
             def close() -> None:
                 if not sharded:
@@ -182,7 +180,7 @@ class Store:
         pieces = folder / PIECES
         sharded = any(isinstance(p, DTensor) for p in learnt.model.parameters())
         if pieces.is_dir() and sharded:
-            _load_pieces(learnt, pieces)
+            load_pieces(learnt, pieces)
         else:
             found = self.files(step)
             fill(learnt.model, found["model.safetensors"], str(folder))
@@ -198,7 +196,7 @@ class Store:
             names = [name for name in FILES if (folder / name).is_file()]
             return {name: load_file(folder / name) for name in names}
         found: dict[str, dict[str, Tensor]] = {}
-        for key, tensor in _join_pieces(folder / PIECES).items():
+        for key, tensor in join_pieces(folder / PIECES).items():
             file, _, name = key.partition(":")
             found.setdefault(f"{file}.safetensors", {})[name] = tensor
         return found
@@ -223,109 +221,6 @@ class Store:
                 kinds[name] = value.dtype
                 total[name] = total[name] + value.double() if name in total else value.double()
         return {name: (value / len(chosen)).to(kinds[name]) for name, value in total.items()}
-
-
-@torch.no_grad()
-def fill(model: Transformer, weights: dict[str, Tensor], where: str) -> None:
-    """Copy weights into a network, in place.
-
-    Raises:
-        ArtifactError: names or shapes that are not the network's.
-    """
-    wanted = dict(model.named_parameters())
-    if wanted.keys() != weights.keys():
-        name = next(iter(wanted.keys() ^ weights.keys()))
-        fault = "missing" if name in wanted else "unknown"
-        raise ArtifactError(f"{where}: {name} is {fault}: a checkpoint of another network")
-    for name, parameter in wanted.items():
-        if parameter.shape != weights[name].shape:
-            raise ArtifactError(
-                f"{where}: {name} has shape {list(weights[name].shape)}, expected {list(parameter.shape)}"
-            )
-        parameter.copy_(cut_like(weights[name], parameter.detach()))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Learnt:
-    """The tensors of a run.
-
-    Attributes:
-        model: the network, whole or in pieces.
-        optimizer: its moments.
-        ema: the running mean of the weights, where there is one.
-        device: where the run computes.
-    """
-
-    model: Transformer
-    optimizer: torch.optim.AdamW
-    ema: Ema | None
-    device: torch.device
-
-    def files(self) -> dict[str, dict[str, Tensor]]:
-        """Everything by file and name."""
-        named = dict(self.model.named_parameters())
-        found = {
-            "model.safetensors": {name: p.detach() for name, p in named.items()},
-            "optimizer.safetensors": state_tensors(self.optimizer, named.items()),
-        }
-        return found if self.ema is None else {**found, "ema.safetensors": self.ema.tensors()}
-
-    def restore(self, files: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Put moments and mean back; the weights are `fill`'s."""
-        moments = files.get("optimizer.safetensors", {})
-        restore_state(self.optimizer, self.model.named_parameters(), moments)
-        if self.ema is not None:
-            self.ema.restore(files["ema.safetensors"])
-
-
-def _keys(learnt: Learnt) -> dict[str, Tensor]:
-    """Everything by ``file:name``, as it lies in pieces."""
-    return {
-        f"{Path(file).stem}:{name}": tensor
-        for file, content in learnt.files().items()
-        for name, tensor in content.items()
-    }
-
-
-def _save_pieces(learnt: Learnt, folder: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    dcp.save(_keys(learnt), storage_writer=dcp.FileSystemWriter(folder, sync_files=True))
-
-
-def _load_pieces(learnt: Learnt, folder: Path) -> None:
-    """From pieces to pieces, of perhaps another number of processes, without anybody holding the whole."""
-    import torch.distributed.checkpoint as dcp
-
-    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    weights = {f"model:{name}": p.detach() for name, p in learnt.model.named_parameters()}
-    moments: dict[str, Tensor] = {}
-    for name, p in learnt.model.named_parameters():
-        for part in MOMENTS:
-            if f"optimizer:{part}.{name}" in stored:
-                moments[f"{part}.{name}"] = (
-                    torch.zeros(()) if part == "step" else torch.zeros_like(p.detach())
-                )
-    mean = {} if learnt.ema is None else {f"ema:{n}": t for n, t in learnt.ema.tensors().items()}
-    dcp.load({**weights, **mean, **{f"optimizer:{n}": t for n, t in moments.items()}}, checkpoint_id=folder)
-    restore_state(learnt.optimizer, learnt.model.named_parameters(), moments)
-
-
-def _join_pieces(folder: Path) -> dict[str, Tensor]:
-    """All tensors whole, read by one process for itself."""
-    import warnings
-
-    import torch.distributed.checkpoint as dcp
-
-    stored = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    found: dict[str, Any] = {
-        key: torch.empty(item.size, dtype=item.properties.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-        for key, item in stored.items()
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it reads alone is what was asked for
-        dcp.load(found, checkpoint_id=folder, no_dist=True)
-    return found
 
 
 def _reason(error: BaseException) -> str:

@@ -15,15 +15,8 @@ from isoform.config.parts import ActivationName, Gated, Norm, TwoLayer
 from isoform.config.stack import Stack
 from isoform.cost import equal_budget_width
 from isoform.errors import ConfigError, did_you_mean
-from isoform.training.config import (
-    PresetModel,
-    Pretrained,
-    RunConfig,
-    Vocabularies,
-    apply_overrides,
-    put,
-    toml_value,
-)
+from isoform.training.config import PresetModel, Pretrained, RunConfig, Vocabularies
+from isoform.training.overrides import apply_overrides, put, toml_value
 
 STACKS = ("encoder", "decoder")
 GATES = {

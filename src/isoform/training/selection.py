@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from isoform.nn import Transformer
-from isoform.training.checkpoint import Store, fill
+from isoform.training.checkpoint import Store
+from isoform.training.learnt import fill
 
 Weights = Literal["best", "average", "last"]
 

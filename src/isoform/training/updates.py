@@ -134,3 +134,14 @@ def total_steps(train: AnyBatches, settings: Training) -> int | None:
         batches = sum(train.count(epoch) for epoch in range(settings.epochs))
         limits.append(math.ceil(batches / settings.accumulation))
     return min(limits) if limits else None
+
+
+def uneven_shares(accumulation: int, processes: int) -> str | None:
+    """A line on processes that wait for others in every update; None where all have as many micro-batches."""
+    if accumulation % processes == 0:
+        return None
+    number = "the only micro-batch" if accumulation == 1 else f"the {accumulation} micro-batches"
+    return (
+        f"{processes} processes cannot share {number} of an update evenly, so that some wait for others: set"
+        f" training.accumulation to a multiple of {processes}"
+    )
