@@ -1,4 +1,4 @@
-"""What is computed between modules while a module runs: attention written inline, sums of the stream."""
+"""What is computed between modules while a module runs: sums of the stream, projections written inline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from torch.overrides import TorchFunctionMode
 from isoform.verify.sources import source
 from isoform.verify.watching import Seen
 
-_PRODUCTS = frozenset(("matmul", "__matmul__", "bmm", "baddbmm", "einsum"))
+_PRODUCTS = frozenset(("linear", "matmul", "__matmul__", "einsum", "tensordot"))
 _SUMS = frozenset(("add", "__add__", "__radd__", "__iadd__", "add_"))
 
 
 @contextmanager
 def listening(module: nn.Module, length: int, seen: list[Seen]) -> Generator[None]:
-    """Append to ``seen`` what no module gives out: values mixed by attention, and sums ``[B, T, d]``.
+    """Append to ``seen`` what no module gives out: sums and projections ``[B, T, d]``.
 
-    Scores before their mask are left out: they hold every pair of positions, and rightly so.
+    Scores hold every pair of positions before they are masked, and rightly so; what attention mixes may be
+    put together from several parts before it is anything. Both are left out.
     """
     stack = [""]
     handles: list[Any] = []
@@ -57,14 +58,12 @@ class _Functions(TorchFunctionMode):
         return out
 
     def _tells(self, name: str, args: Any, out: Tensor) -> bool:
-        if name == "scaled_dot_product_attention":
-            return True
-        if out.shape[-1:] == (self.length,):
+        if out.dim() != 3 or out.shape[-1] == self.length:
             return False
+        if name in _SUMS:
+            return True
         square = (self.length, self.length)
-        if name in _PRODUCTS:
-            return any(t.dim() >= 3 and t.shape[-2:] == square for t in _tensors(args))
-        return name in _SUMS and out.dim() == 3
+        return name in _PRODUCTS and all(t.shape[-2:] != square for t in _tensors(args))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -83,8 +83,10 @@ def search_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed: 
             run = subject.timed(subject.run_inline(inputs), batch, length)
             for order, a, b in _pairs(base, run):
                 _note(order, a, b, where, key, leaks, leaking)
-    modules = sum(not s.inline for s in base)
-    return Leaks(tuple(leaks[i] for i in sorted(leaks)), len(pairs), len(leaking), modules)
+    own = [i for i, s in enumerate(base) if not s.inline]
+    named = any(i in leaks for i in own[:-1])  # a module says where it is better than a line
+    found = tuple(leaks[i] for i in sorted(leaks) if not named or not base[i].inline)
+    return Leaks(found, len(pairs), len(leaking), len(own))
 
 
 def _pairs(base: list[Seen], run: list[Seen]) -> list[tuple[int, Seen, Seen]]:

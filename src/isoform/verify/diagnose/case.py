@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -106,7 +106,7 @@ class Case:
         self._exact = False
 
     @contextlib.contextmanager
-    def within(self, ends_a: Ends, ends_b: Ends) -> Iterator[None]:
+    def within(self, ends_a: Ends, ends_b: Ends) -> Generator[None]:
         """Look at one part: where it holds no constants that may be rounded, none of that is to be allowed.
 
         Args:
