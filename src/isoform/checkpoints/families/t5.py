@@ -174,7 +174,7 @@ def _classes(name: str) -> dict[str, HeadKind]:
 
 IDS = token_ids(
     None, 1, 0, decoder_start=0
-)  # T5's class leaves the start open; outputs begin with the padding
+)  # outputs begin with the padding
 MT5: dict[str, Any] = {
     **IDS, "vocab_size": 250_112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
     "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
