@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from isoform import config as c
 from isoform.checkpoints import Bundle, export, load
+from isoform.checkpoints.families import FAMILIES
+from isoform.checkpoints.huggingface import read_config
 from isoform.checkpoints.weights import skeleton
 from isoform.config import presets
 from isoform.config.protocol import Protocol
@@ -295,6 +298,60 @@ def test_rope_parameters_of_both_generations(folder: Path) -> None:
     rotary = first.stack.layer.attention.positions
     assert rotary.theta == 500.0
     assert rotary.scaling == c.LinearScaling(factor=2.0)
+
+
+LEFT_OVERS = {
+    "gpt2": {"_num_labels": 1, "n_special": 0, "predict_special_tokens": True},
+    "gpt_neox": {"attention_probs_dropout_prob": 0, "hidden_dropout_prob": 0, "custom_pipelines": {}},
+    "falcon": {"ff_factor": 4},
+    "starcoder2": {"activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5},
+    "llama": {"max_sequence_length": 2048, "is_llama_config": True, "transformers.js_config": {}},
+    "qwen2": {"use_mrope": False, "_attn_implementation_autoset": True},
+    "marian": {"_num_labels": 3, "extra_pos_embeddings": 61},
+}
+
+
+@pytest.mark.parametrize("family", LEFT_OVERS)
+def test_left_overs_of_published_files(family: str, tmp_path: Path) -> None:
+    """Keys that files of the family hold, and that its class does not read."""
+    config = getattr(presets, family)(vocab_size=61)
+    table = {**FAMILIES[family].write(config), "model_type": family}
+    for name, more in (("plain", {}), ("published", LEFT_OVERS[family])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**table, **more}))
+    assert read_config(tmp_path / "published")[2] == read_config(tmp_path / "plain")[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"rope_scaling": {"factor": 2.0, "original_max_position_embeddings": 8}},
+            "write it beside the table",
+        ),
+        ({"rope_scaling": {"original_max_position_embeddings": 64}}, "factor is missing"),
+        ({"rope_scaling": {"factor": 2.0}}, (64, 2.0)),
+        ({"rope_scaling": {"factor": 2.0}, "original_max_position_embeddings": 16}, (16, 4.0)),
+        ({"rope_parameters": {"factor": 2.0, "original_max_position_embeddings": 8}}, (8, 2.0)),
+        ({"rope_parameters": {"original_max_position_embeddings": 8}}, (8, 8.0)),
+    ],
+)
+def test_longrope_of_both_generations(
+    folder: Path, changes: dict[str, Any], expected: str | tuple[int, float]
+) -> None:
+    """They look for the original length in different places, and take the factor from different ones."""
+    lists = {"rope_type": "longrope", "short_factor": [1.0, 1.1], "long_factor": [2.0, 2.5]}
+    tables = {k: {**v, **lists} if isinstance(v, dict) else v for k, v in changes.items()}
+    edit_config(folder, max_position_embeddings=64, **tables)
+    if isinstance(expected, str):
+        refused(folder, expected)
+        return
+    rotary = load(folder).config.stack.layer.attention.positions
+    original, factor = expected
+    assert rotary.scaling.original_length == original
+    assert rotary.scaling.attention_factor == pytest.approx(
+        (1 + math.log(factor) / math.log(original)) ** 0.5
+    )
 
 
 def test_peak_memory_of_rearranged_weights(tmp_path: Path) -> None:

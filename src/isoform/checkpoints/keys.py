@@ -59,6 +59,8 @@ max_length min_length do_sample early_stopping num_beams num_beam_groups diversi
 top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
 bad_words_ids num_return_sequences remove_invalid_values exponential_decay_length_penalty is_encoder_decoder
 pretraining_tp max_new_tokens language model_revision _commit_hash add_bos_token add_eos_token
+_num_labels _attn_implementation_autoset custom_pipelines transformers.js_config xla_device unsloth_fixed
+unsloth_version
 """
 IRRELEVANT = frozenset(_IRRELEVANT.split())
 MUST_BE: Mapping[str, tuple[Any, ...]] = {

@@ -21,7 +21,7 @@ def read_falcon(keys: Keys, kind: HeadKind) -> ModelConfig:
     d = keys.integer("hidden_size", 4544)
     heads = keys.take("num_attention_heads", None) or keys.integer("n_head", 71)
     n = keys.take("num_hidden_layers", None) or keys.integer("n_layer", 32)
-    keys.skip("n_head", "n_layer")
+    keys.skip("n_head", "n_layer", "ff_factor")  # the last is said by ffn_hidden_size
     width = d // heads
     new = keys.flag("new_decoder_architecture", False)
     parallel = keys.flag("parallel_attn", True)

@@ -40,7 +40,7 @@ def read_gpt2(keys: Keys, kind: HeadKind) -> ModelConfig:
             for i in range(1, n)
         )
     keys.skip("n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout")
-    keys.skip("summary_proj_to_labels", "reorder_and_upcast_attn")
+    keys.skip("summary_proj_to_labels", "reorder_and_upcast_attn", "n_special", "predict_special_tokens")
     table = embedding(
         keys.integer("vocab_size"), d, Learned(max_positions=keys.integer("n_positions", 1024), offset=0),
         dropout=keys.real("embd_pdrop", 0.1),

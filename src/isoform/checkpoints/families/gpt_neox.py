@@ -39,7 +39,8 @@ def read_gpt_neox(keys: Keys, kind: HeadKind) -> ModelConfig:
         share_key=True,
     )
     bias = keys.flag("attention_bias", True)
-    keys.skip("classifier_dropout")
+    # The two in the middle are left-overs of GPT-NeoX 20B: the class knows them by other names.
+    keys.skip("classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob")
     layer = Layer(
         placement="pre",
         residual="parallel" if keys.flag("use_parallel_residual", True) else "sequential",

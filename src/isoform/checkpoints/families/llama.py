@@ -43,6 +43,7 @@ def read_llama(keys: Keys, kind: HeadKind) -> ModelConfig:
     attention = make_attention(keys, sizes, rotary_of(keys, sizes, defaults), qkv_bias=bias, output_bias=bias)
     network = gated(keys, "silu", bias=keys.flag("mlp_bias", False))
     keys.must("rope_interleaved", False)
+    keys.skip("max_sequence_length", "is_llama_config")
     return make_decoder(keys, kind, sizes, attention, network, rms(sizes.eps))
 
 
@@ -90,6 +91,7 @@ def _qwen_windows(keys: Keys, sizes: Sizes, full: Attention) -> tuple[Attention,
 
 def read_qwen2(keys: Keys, kind: HeadKind) -> ModelConfig:
     """Qwen 2 and 2.5."""
+    keys.must("use_mrope", False)
     defaults = Defaults(max_positions=32_768, kv_heads=32)
     sizes = read_sizes(keys, defaults)
     full = make_attention(keys, sizes, rotary_of(keys, sizes, defaults), qkv_bias=True)

@@ -32,6 +32,7 @@ def read_starcoder2(keys: Keys, kind: HeadKind) -> ModelConfig:
     keys.must("norm_type", "layer_norm")
     keys.must("mlp_type", "default")
     keys.skip("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+    keys.skip("activation_function", "layer_norm_epsilon")  # the class reads hidden_act and norm_epsilon
     keys.must("scale_attn_weights", True)
     layer = Layer(
         placement="pre",

@@ -172,9 +172,7 @@ def _classes(name: str) -> dict[str, HeadKind]:
     return {f"{name}ForConditionalGeneration": "tokens", f"{name}Model": "states"}
 
 
-IDS = token_ids(
-    None, 1, 0, decoder_start=0
-)  # outputs begin with the padding
+IDS = token_ids(None, 1, 0, decoder_start=0)  # outputs begin with the padding
 MT5: dict[str, Any] = {
     **IDS, "vocab_size": 250_112, "d_ff": 1024, "num_layers": 8, "num_heads": 6,
     "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
