@@ -89,6 +89,44 @@ def test_a_fault_of_one_among_stacked_experts(style: str, other: str, fault: str
             assert (place.layer, place.part.endswith("of expert 2")) == (1, True), str(found)
 
 
+@pytest.mark.parametrize("fault", ["activation", "gate-order"])
+def test_experts_whose_matrices_are_gathered(fault: str) -> None:
+    a = randomise(Mixture("loop")).double()
+    for planted in ("", fault):
+        b = Mixture("gathered", planted).double().eval()
+        b.load_state_dict(a.state_dict())
+        found = diagnose(a, b, {"ids": IDS}, probe=False)
+        assert found.kinds() == ((planted,) if planted else ()), str(found)
+        assert all(place.layer == 1 for finding in found.findings for place in finding.where)
+
+
+class _Pictures(nn.Module):
+    """Pieces of pictures with a learned vector in front; its result is what is said of the picture."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+        self.piece, self.head = nn.Linear(6, 16), nn.Linear(16, 5)
+        self.first, self.places = (nn.Parameter(torch.zeros(1, n, 16)) for n in (1, 20))
+        kind = "relu" if fault == "activation" else "gelu"
+        layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, kind, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, pieces: Tensor) -> Tensor:
+        x = torch.cat([self.first.expand(len(pieces), -1, -1), self.piece(pieces)], 1)
+        start = 1 if self.fault == "position-offset" else 0
+        x = self.layers(x + self.places[:, start : start + x.shape[1]])
+        return self.head(x.mean(1) if self.fault == "pooling" else x[:, 0])
+
+
+@pytest.mark.parametrize("fault", ["", "activation", "position-offset", "pooling"])
+def test_a_vector_in_front_of_the_stream(fault: str) -> None:
+    a, b = randomise(_Pictures()), _Pictures(fault).eval()
+    b.load_state_dict(a.state_dict())
+    pieces = torch.arange(3 * 7 * 6.0).sin().view(3, 7, 6)
+    assert diagnose(a, b, {"pieces": pieces}).kinds() == ((fault,) if fault else ())
+
+
 class _TimeFirst(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

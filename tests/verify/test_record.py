@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 
 from isoform.errors import DataError
 from isoform.verify import Recording, compare, record
@@ -172,3 +173,19 @@ def test_a_recording_made_in_another_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, place], check=True, env={**os.environ, "PYTHONPATH": paths})
     found = compare(pair()[0], Recording.load(place), INPUTS)
     assert found.verdict == "equivalent" and found.first_divergence is None
+
+
+class _Fused(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            y = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=True)
+        return y[:, 0]
+
+
+def test_attention_fused_within_the_module_is_recorded_in_parts() -> None:
+    x = torch.arange(2 * 5 * 4.0).sin().view(2, 5, 4)
+    found = record(_Fused(), {"x": x})
+    assert any("softmax" in node.op for node in found.nodes), [node.op for node in found.nodes]
+    assert torch.allclose(found.result(), _Fused()(x), atol=1e-6)

@@ -68,6 +68,7 @@ class Recorder(TorchDispatchMode):
         self._memory: dict[int, _Memory] = {}
         self._module = subject.module
         self._stack: list[str] = [""]
+        self._dividing = False
         for name, value in [*subject.module.named_parameters(), *subject.module.named_buffers()]:
             self._outside(value, Ref("parameter", name), self.parameters)
         for name, value in subject.kwargs.items():
@@ -112,6 +113,13 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = func._schema.name.split("::")[-1]
+        if name == "_scaled_dot_product_flash_attention_for_cpu":  # asked for within the module
+            return self._in_parts(*args, **kwargs)
+        if self._dividing:  # operators made of others come here whole, and in no other place
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         refs, named = self._as_refs(args), {k: self._as_refs(v) for k, v in kwargs.items()}
         inplace = name.endswith("_") and not name.startswith("_")
         if name.endswith("_") and args and isinstance(args[0], Tensor):
@@ -130,6 +138,22 @@ class Recorder(TorchDispatchMode):
             if inplace:
                 self._rewrite_aliases(value, node, source)
         return out
+
+    def _in_parts(
+        self, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *,
+        attn_mask: Tensor | None = None, scale: float | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """A fused attention as products and softmax; its second result is read in backward passes alone."""
+        shared = q.shape[1] != k.shape[1]
+        self._dividing = True
+        try:
+            with self:
+                out, _ = torch.ops.aten._scaled_dot_product_attention_math(
+                    q, k, v, attn_mask, dropout, causal, None, scale=scale, enable_gqa=shared
+                )
+        finally:
+            self._dividing = False
+        return out, q.new_zeros(q.shape[:-1])
 
     def _note(
         self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor, source: str,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from isoform.verify.record import Recording
 
-_LOOKUPS = ("embedding", "index", "index_select")
+LOOKUPS = ("embedding", "index", "index_select", "mm", "bmm")
+"""Operators that rows of a table come out of; a product does, with rows of ones and zeros."""
 _SHAPES = frozenset(
     ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
 )
@@ -27,6 +28,7 @@ def classify(recording: Recording, useful: set[int]) -> tuple[list[bool], list[b
     contents = set(recording.contents.values())
     static: list[bool] = []
     counting: list[bool] = []
+    chosen: list[bool] = []  # whole numbers that content decides on: the best experts of a token
     from_ids: list[bool] = []
     live: list[bool] = []
     for node in recording.nodes:
@@ -34,6 +36,8 @@ def classify(recording: Recording, useful: set[int]) -> tuple[list[bool], list[b
         inner = [int(r.name) for r in refs if r.kind == "node"]
         static.append(all(r.kind != "input" for r in refs) and all(static[n] for n in inner))
         counting.append(node.op in _COUNTING or any(counting[n] for n in inner))
+        whole = not node.value.is_floating_point()
+        chosen.append(whole and any(live[n] or chosen[n] for n in inner))
         if node.op in _SHAPES:  # only the shape of the content counts
             from_ids.append(False)
             live.append(False)
@@ -45,8 +49,8 @@ def classify(recording: Recording, useful: set[int]) -> tuple[list[bool], list[b
             live.append(True)
             continue
         entry = touched and node.value.is_floating_point() and node.value.dim() >= 3
-        if node.op in (*_LOOKUPS, "mm", "bmm") and node.value.is_floating_point() and from_ids[-1]:
-            entry = entry or not counting[-1]
+        if node.op in LOOKUPS and node.value.is_floating_point() and from_ids[-1]:
+            entry = entry or not (counting[-1] or any(chosen[n] for n in inner))
         if entry and node.number in useful:
             entries.append(node.number)
         live.append(entry)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from isoform.verify.align import Key, Model
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.expert_bodies import networks, try_out
 from isoform.verify.diagnose.parts import Router
 from isoform.verify.diagnose.rerun import VIEWS
 from isoform.verify.diagnose.unary import gap
@@ -38,8 +39,15 @@ class Measured:
     alone: Tensor
 
 
-def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) -> bool:
-    """Whether experts are put together differently in a sum of the stream; notes how."""
+def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int], sums: tuple[int, int]) -> bool:
+    """Whether a sum of the stream differs by its experts, or by what these read, alone; notes how.
+
+    Args:
+        case: the two models.
+        tops_a: what the sum is made of in A.
+        tops_b: likewise in B.
+        sums: its node in A and in B.
+    """
     names = [n for n in tops_b if n in tops_a and _router(case.b, tops_b[n]) and _router(case.a, tops_a[n])]
     if len(names) != 1:
         return False
@@ -65,7 +73,8 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) ->
         return False
     factor = float((one.alone * two.alone).sum() / one.alone.square().sum())
     if factor == 0 or gap(one.alone * factor, two.alone) > 1e-6:
-        _experts_differ(case, a, b, one, two)
+        if value is None or not try_out(case, (a, b), value.flatten(0, 1), (one.alone, two.alone)):
+            _experts_differ(case, a, b, one, two)
         if gap(one.weights, two.weights) < 1e-6:
             return True
         factor = 1.0  # not to be told where the experts are others
@@ -73,20 +82,27 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int]) ->
     if abs(factor - 1) > 1e-6:
         words_b += f", and multiplies by {factor:.6g} of the other's factor"
     if gap(one.weights, two.weights) < 1e-6 and abs(factor - 1) < 1e-6:
-        return False
+        return _by_reading(case, given, sums)
     place = case.place("choice of experts", a.choice, b.choice)
     different = float((one.weights - two.weights).abs().max())
     case.add("expert-routing", place, words_a, words_b, b.choice, factor=factor, largest_difference=different)
     return True
 
 
+def _by_reading(case: Case, given: Mapping[int, Tensor], sums: tuple[int, int]) -> bool:
+    """Whether a sum is the same once the experts read the same: that is compared elsewhere."""
+    ours = case.a.of_node(sums[0])
+    if ours is None:
+        return False
+    found = case.b.graph.canonical(case.b.graph.evaluate(sums[1], given), ours.shape[-1], sums[1])
+    return found is not None and case.differ(ours, found, case.a.role(sums[0])) <= case.tolerance
+
+
 def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measured) -> None:
     """Some experts are other functions: what is the matter is said where their own maps are compared."""
     found = [e for e in range(len(one.alone)) if gap(one.alone[e], two.alone[e]) > 1e-6]
-    own = {x.node for r in case.b.structure.routers if r is b for x in r.experts}
-    inside = case.b.graph.ancestors([b.end]) - case.b.graph.ancestors([b.choice])
-    networks = (x for x in case.b.structure.experts if x.out.node in inside)
-    own |= {x.node for network in networks for x in (network.out, *network.sources)}
+    own = {x.node for x in b.experts}
+    own |= {x.node for network in networks(case.b, b) for x in (network.out, *network.sources)}
     if not any(raw.order in own for raw in case.raw):
         place = case.place("experts", a.end, b.end)
         names = ", ".join(map(str, found))

@@ -8,6 +8,7 @@ from isoform.verify.align import Key, Model
 from isoform.verify.diagnose import routing
 from isoform.verify.diagnose.biases import in_sum
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.liveness import LOOKUPS
 from isoform.verify.diagnose.unary import CLOSE, function, gap
 from isoform.verify.diagnose.wires import explain_small, explain_wires
 from isoform.verify.diagnose.wiring import Wire, explain_wiring, matched, reading, tops
@@ -164,6 +165,10 @@ def _entry(case: Case, na: int, nb: int) -> None:
         case.add("decode-protocol", place, "looks up the ids as given", f"looks up ids {off} places on", nb)
         return
     case.foreign_entries.add(nb)
+    if not all(m.graph.nodes[n].op in LOOKUPS for m, n in ((case.a, na), (case.b, nb))):
+        words = "makes its first vectors of the input in one way", "makes them in another"
+        case.add("unexplained", place, *words, nb, relative_difference=case.differ(va, vb, role))
+        return
     case.add(
         "tie-lost",
         place,
@@ -199,7 +204,7 @@ def _sum(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
     with case.within((na, tops_a.values()), (nb, tops_b.values())):
         if out is None or _same(case, nb, given, out, "sum", shifts=(in_sum(a, na), in_sum(b, nb))):
             return []
-    if routing.explain(case, tops_a, tops_b):
+    if routing.explain(case, tops_a, tops_b, (na, nb)):
         return []
     held_a, held_b = tuple(tops_a.values()), tuple(tops_b.values())
     return [

@@ -10,7 +10,7 @@ WIDTH, EXPERTS, INNER, VOCABULARY, HEADS = 24, 4, 24, 37, 4
 
 
 class Experts(nn.Module):
-    """A gated network for each; ``fault`` is that of expert 2."""
+    """A gated network for each; ``fault`` is that of expert 2, in the style "gathered" that of all."""
 
     def __init__(self, style: str, fault: str) -> None:
         super().__init__()
@@ -48,6 +48,13 @@ class Experts(nn.Module):
         elif self.style == "matrices first":
             h = self.gated(torch.einsum("edf,td->eft", w1, flat) + b1[..., None], 0, -2)
             y = torch.einsum("edt,te->td", torch.einsum("efd,eft->edt", w2, h) + b2[..., None], share)
+        elif self.style == "gathered":
+            h = torch.einsum("ti,taif->taf", flat, w1[chosen]) + b1[chosen]
+            gate, content = h.chunk(2, -1)
+            gate, content = (content, gate) if self.fault == "gate-order" else (gate, content)
+            h = (F.gelu(gate) if self.fault == "activation" else F.silu(gate)) * content
+            y = torch.einsum("taf,tafd->tad", h, w2[chosen]) + b2[chosen]
+            y = (y * best.softmax(-1)[..., None]).sum(1)
         else:
             y = torch.zeros_like(flat)
             for e in range(EXPERTS):
