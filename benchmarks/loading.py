@@ -1,4 +1,4 @@
-"""Opening checkpoints in fresh processes: seconds, and peak memory as a multiple of the weights."""
+"""Opening checkpoints: seconds, taken in turns in one process; peak memory in fresh processes."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from benchmarks.timing import Row, Section
 from isoform.checkpoints import Bundle
 from isoform.config.protocol import Protocol
 
-# Both read every weight once. What imports and a first small load take is subtracted; the peak is that of the
-# first load of the folder, before it is loaded again for the seconds.
+# Both touch every page of the weights once. A first small load of each is not counted: what imports take.
 SCRIPT = """
 import json, os, sys, time
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-if sys.argv[1] == "isoform":
+def isoform():
     from isoform.checkpoints import huggingface, load
-    opened = lambda folder: load(folder).model
-else:
+    return lambda folder: load(folder).model
+def transformers():
     import transformers
     auto = transformers.AutoModel if sys.argv[4] == "encoder" else transformers.AutoModelForCausalLM
     def opened(folder):  # with its tokenizer where there is one, as Isoform opens it
         if os.path.exists(folder + "/tokenizer.json"):
             transformers.AutoTokenizer.from_pretrained(folder)
         return auto.from_pretrained(folder, dtype="auto")
-def run(folder):
+    return opened
+def run(opened, folder):
     start = time.perf_counter()
     model = opened(folder)
     total = sum(float(p.detach().view(-1)[::1024].sum()) if p.is_contiguous() else float(p.detach().sum())
                 for p in model.parameters())
     return time.perf_counter() - start
-run(sys.argv[2])
+who = {name: globals()[name]() for name in sys.argv[1].split(",")}
+for opened in who.values():
+    run(opened, sys.argv[2])
 before = peak()
-seconds = [run(sys.argv[3])]
-most = peak() - before
-seconds += [run(sys.argv[3]) for _ in range(4)]
-print(json.dumps([seconds, most]))
+seconds = [[run(opened, sys.argv[3]) for opened in who.values()] for _ in range(int(sys.argv[5]))]
+print(json.dumps([seconds, peak() - before]))
 """
 
 
@@ -66,14 +66,17 @@ def memory(n_layers: int, repeats: int) -> Section:
         for name, (first, folder, kind) in folders.items():
             size = (folder / "model.safetensors").stat().st_size
             case = f"{name}, {size / 1e6:.0f} MB"
-            runs = [{who: _fresh(who, first, folder, kind) for who in WHO} for _ in range(repeats)]
-            for who in WHO:
-                seconds = statistics.median(second for run in runs for second in run[who][0])
-                most = max(run[who][1] for run in runs) / size
-                rows.append(Row(case, who, seconds, 1 / seconds, "", note=f"peak {most:.2f} × the weights"))
+            peaks = {who: max(_run(who, first, folder, kind, 1)[1] for _ in range(repeats)) for who in WHO}
+            turns, _ = _run(",".join(WHO), first, folder, kind, 10 * repeats)
+            for i, who in enumerate(WHO):
+                seconds = statistics.median(turn[i] for turn in turns)
+                ratio = statistics.median(turn[0] / turn[i] for turn in turns)
+                note = f"{ratio:.2f} × as fast, turn by turn; peak {peaks[who] / size:.2f} × the weights"
+                rows.append(Row(case, who, seconds, 1 / seconds, "", note=note))
     return Section(
-        "Loading in fresh processes", "loads/s", rows,
-        "The second to sixth load of a process, every page of the weights touched; files in the page cache.",
+        "Loading", "loads/s", rows,
+        "Seconds in turns in one process, every page of the weights touched, files in the page cache; peaks "
+        "of one load in a fresh process.",
     )  # fmt: skip
 
 
@@ -88,9 +91,9 @@ def _llama(folder: Path, d_model: int, n_layers: int, vocab_size: int = 8000) ->
     return iso.export(Bundle(iso.build(cfg, seed=0).eval(), cfg, None, None, protocol, {}), folder, to="hf")
 
 
-def _fresh(who: str, first: Path, folder: Path, kind: str) -> tuple[list[float], int]:
-    """Seconds of five loads in a process of their own, and the most memory that the first of them took."""
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, who, str(first), str(folder), kind]
+def _run(who: str, first: Path, folder: Path, kind: str, n: int) -> tuple[list[list[float]], int]:
+    """Seconds of n loads by each, in turns, in a process of their own, and the most memory they took."""
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, who, str(first), str(folder), kind, str(n)]
     out = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds, peak = json.loads(out.stdout.strip().splitlines()[-1])
     return seconds, peak
