@@ -127,6 +127,31 @@ def test_a_vector_in_front_of_the_stream(fault: str) -> None:
     assert diagnose(a, b, {"pieces": pieces}).kinds() == ((fault,) if fault else ())
 
 
+class _Frames(nn.Module):
+    """Every second frame of a convolution, and attention over what is left."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        self.fault = fault
+        self.front, self.head = nn.Conv1d(6, 16, 3, stride=2, padding=1), nn.Linear(16, 5)
+        layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = self.front(frames.transpose(1, 2))
+        x = (x.relu() if self.fault == "activation" else nn.functional.gelu(x)).transpose(1, 2)
+        return self.head(self.layers(x))
+
+
+@pytest.mark.parametrize("fault", ["", "activation"])
+def test_frames_in_front_of_the_stream(fault: str) -> None:
+    a, b = randomise(_Frames()), _Frames(fault).eval()
+    b.load_state_dict(a.state_dict())
+    found = diagnose(a, b, {"frames": torch.arange(3 * 14 * 6.0).sin().view(3, 14, 6)})
+    assert found.kinds() == ((fault,) if fault else ()), str(found)
+    assert all(place.layer is None for finding in found.findings for place in finding.where)
+
+
 class _TimeFirst(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -73,11 +73,14 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int], su
         return False
     factor = float((one.alone * two.alone).sum() / one.alone.square().sum())
     if factor == 0 or gap(one.alone * factor, two.alone) > 1e-6:
-        if value is None or not try_out(case, (a, b), value.flatten(0, 1), (one.alone, two.alone)):
+        tried = None
+        if value is not None:
+            tried = try_out(case, (a, b), value.flatten(0, 1), (one.alone, two.alone))
+        if tried is None:
             _experts_differ(case, a, b, one, two)
-        if gap(one.weights, two.weights) < 1e-6:
+        factor = tried or 1.0  # not to be told where the experts are others in a way of their own
+        if gap(one.weights, two.weights) < 1e-6 and abs(factor - 1) < 1e-6:
             return True
-        factor = 1.0  # not to be told where the experts are others
     words_a, words_b = _words(one), _words(two)
     if abs(factor - 1) > 1e-6:
         words_b += f", and multiplies by {factor:.6g} of the other's factor"

@@ -73,7 +73,7 @@ def explain_scores(
     turn_a, turn_b = turning(a), turning(b)
     if turn_a is not None and turn_b is not None:
         explain_turns(add, case, a, b, turn_a, turn_b)
-        if len(case.raw) > count and not normed_a:
+        if len(case.raw) > count and all(raw.kind != "qk-norm" for raw in case.raw[count:]):
             _scale_beside(add, a, b, small_a, small_b, both)
     if len(case.raw) > count:
         return

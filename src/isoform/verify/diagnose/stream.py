@@ -8,6 +8,7 @@ from isoform.verify.align import Key, Model
 from isoform.verify.diagnose import routing
 from isoform.verify.diagnose.biases import in_sum
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.front import explain_front
 from isoform.verify.diagnose.liveness import LOOKUPS
 from isoform.verify.diagnose.unary import CLOSE, function, gap
 from isoform.verify.diagnose.wires import explain_small, explain_wires
@@ -166,6 +167,8 @@ def _entry(case: Case, na: int, nb: int) -> None:
         return
     case.foreign_entries.add(nb)
     if not all(m.graph.nodes[n].op in LOOKUPS for m, n in ((case.a, na), (case.b, nb))):
+        if explain_front(case, place, na, nb):
+            return
         words = "makes its first vectors of the input in one way", "makes them in another"
         case.add("unexplained", place, *words, nb, relative_difference=case.differ(va, vb, role))
         return
