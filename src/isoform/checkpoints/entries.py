@@ -214,6 +214,8 @@ class Tied:
     of: str
     written: bool = False
     """Whether the library misses it when it is not in the file."""
+    why: str = "the configuration ties them"
+    """Why copies that differ are refused."""
 
 
 @dataclasses.dataclass(frozen=True)

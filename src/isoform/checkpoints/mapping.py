@@ -221,9 +221,7 @@ def _without_ties(mapping: FamilyMapping, weights: Weights, actual: Mapping[str,
         elif weights.shape(copy) != weights.shape(kept[tie.of]) or not torch.equal(
             weights.view(copy), weights.view(kept[tie.of])
         ):
-            raise ArtifactError(
-                f"{weights.where}: {tie.theirs} differs from {tie.of}, though the configuration ties them"
-            )
+            raise ArtifactError(f"{weights.where}: {tie.theirs} differs from {tie.of}: {tie.why}")
     return kept
 
 

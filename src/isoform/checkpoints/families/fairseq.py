@@ -61,6 +61,7 @@ PEGASUS = Build("pre", False, "sinusoidal", True, "gelu")
 MARIAN = Build("post", False, "sinusoidal", True, "gelu", separate=True)
 M2M100 = Build("pre", False, "counted", False, "relu", scaled=True, attention_dropout=0.1)
 NORM = layer_norm(1e-5)
+SHARED = "one tensor in the class of transformers 4; what version 5 leaves untied is not supported"
 
 
 def _positions(keys: Keys, build: Build) -> AddedPositions:
@@ -223,7 +224,7 @@ def _mapper(build: Build) -> Callable[[ModelConfig], FamilyMapping]:
         sides = ("encoder", "decoder") if shared else ()
         # With an untied head the library does not restore these ties by itself.
         copies = isinstance(cfg.head, TokenHead) and not tied
-        ties = [Tied(f"model.{s}.embed_tokens.weight", "model.shared.weight", copies) for s in sides]
+        ties = [Tied(f"model.{s}.embed_tokens.weight", "model.shared.weight", copies, SHARED) for s in sides]
         if tied:
             ties.append(Tied("lm_head.weight", f"{table}.weight"))
         vocab = cfg.embedding.vocab_size
