@@ -109,8 +109,10 @@ class _Pictures(nn.Module):
         self.piece, self.head = nn.Linear(6, 16), nn.Linear(16, 5)
         self.first, self.places = (nn.Parameter(torch.zeros(1, n, 16)) for n in (1, 20))
         kind = "relu" if fault == "activation" else "gelu"
-        layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, kind, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        first = fault != "norm-placement"
+        layer = nn.TransformerEncoderLayer(16, 2, 24, 0.0, kind, 1e-6, batch_first=True, norm_first=first)
+        last = nn.LayerNorm(16, eps=1e-6)
+        self.layers = nn.TransformerEncoder(layer, 2, last, enable_nested_tensor=False)
 
     def forward(self, pieces: Tensor) -> Tensor:
         x = torch.cat([self.first.expand(len(pieces), -1, -1), self.piece(pieces)], 1)
@@ -125,6 +127,14 @@ def test_a_vector_in_front_of_the_stream(fault: str) -> None:
     b.load_state_dict(a.state_dict())
     pieces = torch.arange(3 * 7 * 6.0).sin().view(3, 7, 6)
     assert diagnose(a, b, {"pieces": pieces}).kinds() == ((fault,) if fault else ())
+
+
+def test_a_norm_behind_a_norm_that_moved_is_no_other_epsilon() -> None:
+    """With unit gains two norms in a row look like one with ε²."""
+    a, b = _Pictures().eval(), _Pictures("norm-placement").eval()
+    b.load_state_dict(a.state_dict())
+    pieces = torch.arange(3 * 7 * 6.0).sin().view(3, 7, 6)
+    assert diagnose(a, b, {"pieces": pieces}).kinds() == ("norm-placement",)
 
 
 class _Frames(nn.Module):

@@ -38,10 +38,10 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         ]
         hint = "the kind of norm differs: one subtracts the mean and the other does not"
         add("unexplained", *words, hint=hint)
-    twice = _twice(a, b), _twice(b, a)
-    if any(twice):
+    doubled = twice(a, b), twice(b, a)
+    if any(doubled):
         words = {False: "normalises here", True: "normalises twice in a row"}
-        add("norm-missing", words[twice[1]], words[twice[0]])
+        add("norm-missing", words[doubled[1]], words[doubled[0]])
         return
     ratio = b.gain / a.gain
     unbiased = ((width - 1) / width) ** 0.5
@@ -100,7 +100,7 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         )
 
 
-def _twice(once: Step, again: Step) -> bool:
+def twice(once: Step, again: Step) -> bool:
     """Whether the second step is the first after a norm without gain: together they look like one norm."""
     assert once.gain is not None and again.gain is not None
     shrunk = once.gain / (1 + once.eps) ** 0.5

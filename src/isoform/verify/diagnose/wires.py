@@ -11,7 +11,7 @@ from torch import Tensor
 from isoform.verify.align import Model
 from isoform.verify.diagnose import pooling
 from isoform.verify.diagnose.case import Case, layer_of, profile
-from isoform.verify.diagnose.norms import beside_attention, eps_differs, norm_differs, whose
+from isoform.verify.diagnose.norms import beside_attention, eps_differs, norm_differs, twice, whose
 from isoform.verify.diagnose.positions import explain_shift
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import Step, close, describe, gap, said
@@ -105,7 +105,10 @@ def explain_small(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
         found = [[s for s in _steps(m, w) if s.kind == "norm"] for m, w in ((case.a, wa), (case.b, wb))]
         if len(found[0]) == len(found[1]):
             for x, y in zip(*found, strict=True):
-                eps_differs(case, _place(case, wa, wb), wb.target, x, y)
+                doubled = twice(x, y) or twice(y, x)
+                if doubled and any(r.kind == "norm-placement" for r in case.raw):
+                    continue  # it is the norm that moved
+                (norm_differs if doubled else eps_differs)(case, _place(case, wa, wb), wb.target, x, y)
 
 
 def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
