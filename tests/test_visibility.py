@@ -55,6 +55,11 @@ def test_grids():
     assert Causal().on(2).grid(marks=("1", "0")) == "1 0\n1 1"
 
 
+def test_only_rules_combine_with_rules():
+    with pytest.raises(TypeError, match="Causal & int"):
+        _ = Causal() & 3  # pyright: ignore[reportOperatorIssue]
+
+
 def test_window_counts_the_query_itself():
     assert grid(Causal() & Window(1, "past"), 3) == ["■ · ·", "· ■ ·", "· · ■"]
     assert grid(Causal() & Window(2, "past"), 4) == ["■ · · ·", "■ ■ · ·", "· ■ ■ ·", "· · ■ ■"]

@@ -45,6 +45,8 @@ class Visibility:
     """A rule that says which keys a query may read. Combine rules with ``&``: all of them must allow."""
 
     def __and__(self, other: Visibility) -> Visibility:
+        if not isinstance(other, Visibility):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"{type(self).__name__} & {type(other).__name__}: rules combine with rules")
         return Both((*self.rules(), *other.rules()))
 
     def rules(self) -> tuple[Visibility, ...]:

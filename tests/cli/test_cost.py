@@ -44,6 +44,18 @@ def test_json_is_the_closed_form(translator: str, capsys: pytest.CaptureFixture[
     assert answer["parameters"]["total"] == sum(p.numel() for p in model.parameters())
 
 
+def test_lengths_stay_within_the_learned_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    short = presets.gpt2(**SMALL, n_layers=1, max_positions=40)
+    both = presets.bart(**SMALL, max_positions=50)
+    for config, length, source in ((short, 40, None), (both, 50, 50), (TRANSLATOR, 512, 512)):
+        write(config, tmp_path / "config.toml")
+        assert cli.main(["cost", str(tmp_path / "config.toml"), "--json"]) == 0
+        work = json.loads(capsys.readouterr().out)["work"]
+        assert (work["length"], work["source_length"]) == (length, source)
+    assert cli.main(["cost", str(tmp_path / "config.toml"), "--length", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["work"]["source_length"] == 7
+
+
 def test_text(translator: str, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["cost", translator, "--mode", "decode", "--length", "9"]) == 0
     out = capsys.readouterr().out

@@ -10,7 +10,7 @@ import pytest
 
 from isoform import cli
 from isoform.checkpoints import Bundle
-from isoform.config import presets
+from isoform.config import ModelConfig, presets
 from isoform.config.protocol import Protocol
 from isoform.data.tokenizer import Tokenizer
 from isoform.data.tokenizer_config import Characters
@@ -142,6 +142,52 @@ schedule = {kind = "constant", lr = 1e-3}
     assert json.loads(out) == expected
     assert cli.main([*given, "--data", str(run), "--part", "validation"]) == 2
     assert "name no validation part" in capsys.readouterr().err
+
+
+def test_data_of_another_kind_than_the_network_reads(artifact, tmp_path: Path, capsys):
+    run, decoder = tmp_path / "run.toml", presets.gpt2(12, d_model=16, n_heads=2, ffn_width=24, n_layers=1)
+    text = {"kind": "text", "documents": "lines", "train": "train.tsv", "test": "train.tsv"}
+    pairs = {**text, "kind": "parallel", "format": {"kind": "tsv", "source": 1, "target": 2}}
+    del pairs["documents"]
+    (tmp_path / "train.tsv").write_text("a\tb\n")
+    for data, name, message in (
+        (text, artifact, "kind 'text'; this network reads two streams"),
+        (pairs, str(_saved(decoder, tmp_path)), "kind 'parallel'; this network reads one stream"),
+    ):
+        given = {
+            "model": {"preset": "gpt2"},
+            "data": data,
+            "tokenizer": {"shared": {"kind": "characters"}},
+            "training": {
+                "seed": 0,
+                "steps": 1,
+                "batches": {"kind": "tokens", "max_tokens": 64},
+                "schedule": {"kind": "constant", "lr": 1e-3},
+            },
+        }
+        run.with_suffix(".json").write_text(json.dumps(given))
+        assert cli.main(["evaluate", name, "--data", str(run.with_suffix(".json"))]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and message in err
+
+
+def test_a_window_beyond_the_learned_positions(tmp_path: Path, capsys):
+    config = presets.gpt2(12, d_model=16, n_heads=2, ffn_width=24, n_layers=1, max_positions=8)
+    artifact = str(_saved(config, tmp_path))
+    (tmp_path / "text.txt").write_text("abc def " * 4)
+    given = ["evaluate", artifact, "--data", str(tmp_path / "text.txt"), "--documents", "stream"]
+    assert cli.main([*given, "--window", "9"]) == 2
+    assert "a window of 9 tokens, the network has 8 positions" in capsys.readouterr().err
+    assert cli.main([*given, "--window", "8"]) == 0
+
+
+def _saved(config: ModelConfig, folder: Path) -> Path:
+    tokenizer = Tokenizer.train(Characters(), ["abcdef \t"], where="letters")
+    special = tokenizer.special
+    config = config.replace(embedding__vocab_size=tokenizer.vocab_size)
+    protocol = Protocol(pad_id=special.pad, eos_ids=(special.eos,), start=(special.bos,))
+    model = build(config, seed=5).eval()
+    return Bundle(model, config, tokenizer, None, protocol).save(folder / "decoder")
 
 
 @pytest.mark.parametrize(

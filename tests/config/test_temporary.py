@@ -37,6 +37,13 @@ def killed(writer: subprocess.Popen[str]) -> None:
     writer.communicate()
 
 
+def test_what_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)  # its temporary name is too long for the file system
+    with pytest.raises(OSError) as caught:
+        write_bytes(path, b"")
+    assert caught.value.filename == str(path)
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_only_what_nobody_writes_any_more_is_removed(tmp_path: Path, folder: bool) -> None:
     writer, left = begun(tmp_path / "x", folder)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from isoform.config import ModelConfig, presets
+from isoform.config import ModelConfig, difference, difference_in_words, presets
 from isoform.config.base import parse
 from isoform.config.files import dumps, read_table, schema, write
 from isoform.errors import ConfigError
@@ -123,8 +123,19 @@ def test_changes_that_make_no_network_are_refused(file: Path) -> None:
         run.architecture(SIZES)
     with pytest.raises(ConfigError, match="model: pre_ln"):
         read_run(file, ["model.d_model=twelve"]).architecture(SIZES)
+    with pytest.raises(ConfigError, match="model: pre_ln: n_heads 5 does not divide"):
+        read_run(file, ["model.n_heads=5"]).architecture(SIZES)
     with pytest.raises(ConfigError, match="leave it out"):
         read_run(file, ["model.vocab_size=30"]).architecture(SIZES)
+
+
+def test_arguments_of_a_preset_differ_one_by_one(file: Path) -> None:
+    a, b = read_run(file), read_run(file, ["model.d_model=24", "model.dropout=0.5"])
+    assert [(d.path, d.b) for d in difference(a, b)] == [
+        ("model.arguments.d_model", 24),
+        ("model.arguments.dropout", 0.5),
+    ]
+    assert "model.arguments: dropout none in the first, 0.5 in the second" in difference_in_words(a, b)
 
 
 def test_something_has_to_end_the_training(file: Path) -> None:

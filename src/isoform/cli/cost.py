@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from isoform.cli import common
 from isoform.errors import ConfigError
+
+if TYPE_CHECKING:
+    from isoform.config import Embedding
 
 UNITS = {
     "": 1,
@@ -16,6 +19,7 @@ UNITS = {
     **{f"{letter}B": 1000**n for n, letter in enumerate("kMGTP", 1)},
     **{f"{letter}iB": 1024**n for n, letter in enumerate("KMGTP", 1)},
 }
+LENGTH = 512
 SMALLEST = 1000  # bytes; a device with less is a forgotten unit
 
 
@@ -23,8 +27,13 @@ def command(
     target: common.TargetName,
     batch: Annotated[int, typer.Option(min=1, help="Rows, over all devices.")] = 1,
     length: Annotated[
-        int, typer.Option(min=1, help="Tokens of the stream the head reads; in decode those known so far.")
-    ] = 512,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of the stream the head reads; in decode those known so far. Unset: 512, or as many"
+            " as there are learned positions.",
+        ),
+    ] = None,
     source_length: Annotated[
         int | None, typer.Option(min=1, help="Source tokens of an encoder–decoder; as --length if unset.")
     ] = None,
@@ -75,8 +84,9 @@ def command(
     config = common.resolve(target).architecture()
     from isoform.cost import cost, fit, measure_machine
 
-    if config.structure == "encoder-decoder" and source_length is None:
-        source_length = length
+    if config.source is not None and source_length is None:
+        source_length = length or _usual(config.source)
+    length = length or _usual(config.embedding)
     machine = None
     if time:
         common.remark("measuring this machine's limits")
@@ -108,6 +118,12 @@ def command(
 
         report.show(terminal.console(), common.plain(answer))
     return 0 if fitting is None or fitting.fits else 1
+
+
+def _usual(table: Embedding) -> int:
+    """What a length is where none is given."""
+    learned = table.positions.kind == "learned"
+    return min(LENGTH, table.positions.max_positions) if learned else LENGTH
 
 
 def size(text: str) -> int:

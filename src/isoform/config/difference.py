@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from isoform.config import phrases
 from isoform.config.base import Frozen
@@ -77,6 +77,11 @@ def _walk(path: str, a: Any, b: Any, owner: Frozen | None, both: bool) -> Iterab
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and _parts(a) and _parts(b):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             yield from _walk(f"{path}[{i}]", x, y, owner, both)
+        return
+    if isinstance(a, dict) and isinstance(b, dict):
+        ours, theirs = cast("dict[str, Any]", a), cast("dict[str, Any]", b)
+        for name in dict.fromkeys((*ours, *theirs)):
+            yield from _walk(f"{path}.{name}", ours.get(name), theirs.get(name), owner, both)
         return
     above, _, field = path.rpartition(".")
     known = SUBJECTS.get(type(owner).__name__, {}).get(field.partition("[")[0])

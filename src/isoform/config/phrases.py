@@ -188,7 +188,7 @@ def attention_bias(part: AttentionBias) -> str:
 def attention(part: Attention) -> str:
     """All of attention in one phrase."""
     if part.n_kv_heads == part.n_heads:
-        heads = f"{part.n_heads} heads of width {part.head_width}"
+        heads = f"{part.n_heads} {'head' if part.n_heads == 1 else 'heads'} of width {part.head_width}"
     else:
         few = "head" if part.n_kv_heads == 1 else "heads"
         heads = f"{part.n_heads} query heads on {part.n_kv_heads} key/value {few} of width {part.head_width}"

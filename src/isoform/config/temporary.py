@@ -69,10 +69,10 @@ def beside(path: Path, suffix: str) -> Path:
 def _create(path: Path, folder: bool) -> tuple[Path, int | None]:
     while True:
         new = beside(path, ".tmp")
-        if folder:
-            new.mkdir(mode=0o700)
-        else:
-            new.touch(exist_ok=False)
+        try:
+            new.mkdir(mode=0o700) if folder else new.touch(exist_ok=False)
+        except OSError as error:  # told of the name that was asked for
+            raise OSError(error.errno, error.strerror, str(path)) from None
         handle = _lock(new, wait=True)
         if new.exists():
             return new, handle

@@ -61,10 +61,8 @@ class SentencePiece:
         self._prefix: Prefix = prefix
         try:
             self.inner.LoadFromSerializedProto(model if prefix == "parts" else model + NO_DUMMY_PREFIX)
-        except Exception as error:
-            raise TokenizerError(
-                f"{where}: not a SentencePiece model: {' '.join(str(error).split())}"
-            ) from None
+        except Exception:  # whose words name a line of the library's source
+            raise TokenizerError(f"{where}: not a SentencePiece model") from None
         self._model, self._added, self._unk = model, dict(added), unk
         self._pieces = None if pieces is None else dict(pieces)
         self._albert = None if albert is None else AlbertText(**albert)

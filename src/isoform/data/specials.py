@@ -44,14 +44,17 @@ class SpecialIds:
             TokenizerError: the vocabulary has no such token.
         """
 
-        def one(part: str, name: str) -> int:
+        def one(part: str, name: str, hint: str = "") -> int:
             found = look_up(name)
             if found is None:
-                raise TokenizerError(f"{where}: no token {name!r}, which is to be {part}")
+                raise TokenizerError(f"{where}: no token {name!r}, which is to be {part}{hint}")
             return found
 
         parts = {"pad": names.pad, "bos": names.bos, "eos": names.eos, "unk": names.unk}
-        ids = {part: None if name is None else one(part, name) for part, name in parts.items()}
+        ids = {
+            part: None if name is None else one(part, name, f'; give its name, or {part} = "none"')
+            for part, name in parts.items()
+        }
         return cls(**ids, extra={name: one("an extra token", name) for name in names.extra})
 
     def named(self) -> dict[str, int]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CHARACTER = r"[\s\S]"
+LONGEST_RUN = 2000  # characters
 BYTES = 256
 
 
@@ -88,7 +89,7 @@ def _bytes_bpe(config: BytesBpe, texts: Iterable[str], room: int, where: str) ->
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator(_not_empty(texts, where), trainer)
+    inner.train_from_iterator(_cut(_not_empty(texts, where)), trainer)
     return inner
 
 
@@ -99,7 +100,7 @@ def _unigram(config: Unigram, texts: Iterable[str], room: int, where: str) -> To
 
     normalize = _normalizer(config)
     whole = [normalize.normalize_str(text) if normalize else text for text in _not_empty(texts, where)]
-    lines = [line for text in whole for line in text.split("\n") if line]
+    lines = [line for text in whole for line in _cut(text.split("\n")) if line]
     pieces = _sentencepiece_pieces(lines, room, where)
     if any("\n" in text for text in whole):
         # Line ends separate the trainer's sentences, so it cannot learn them; they get a piece of their own.
@@ -139,7 +140,8 @@ def _sentencepiece_pieces(lines: list[str], room: int, where: str) -> list[tuple
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())
+        # It puts the line of its own source and the condition that failed in front.
+        reason = re.sub(r"^\w+: \S+\.cc\(\d+\) \[.*\] ", "", " ".join(str(error).split()))
         raise TokenizerError(
             f"{where}: no unigram vocabulary of {room} pieces can be made: {reason}"
         ) from None
@@ -203,6 +205,18 @@ def _not_empty(texts: Iterable[str], where: str) -> Iterator[str]:
         yield text
     if not found:
         raise TokenizerError(f"{where}: no text to learn a vocabulary from")
+
+
+def _cut(texts: Iterable[str]) -> Iterator[str]:
+    """Texts whose runs without a space, or of spaces alone, end somewhere: what a trainer takes for one word
+    costs the square of its length, hours for a megabyte of base64."""
+    run = re.compile(rf"\S{{{LONGEST_RUN}}}(?=\S)|\s{{{LONGEST_RUN}}}(?=\s)")
+    for text in texts:
+        start = 0
+        for found in run.finditer(text) if len(text) > LONGEST_RUN else ():
+            yield text[start : found.end()]
+            start = found.end()
+        yield text[start:]
 
 
 def _normalizer(config: Characters | Words | BytesBpe | Unigram) -> Any:

@@ -11,6 +11,7 @@ from isoform.data import encode
 from isoform.data.batching_config import TokenBudget, Windows
 from isoform.data.config import (
     DataConfig,
+    DatesData,
     LabelledData,
     ParallelData,
     PrefixData,
@@ -98,9 +99,14 @@ def part_of(
 
     Raises:
         DataError: no such part, or text that cannot be read.
-        ConfigError: a stream without a window.
+        ConfigError: data of another kind than the network reads; a stream without a window, or with one
+            that is longer than the learned positions.
         TokenizerError: the bundle has none.
     """
+    pairs = isinstance(data, ParallelData | DatesData)
+    if pairs != (bundle.config.source is not None):
+        needed = "two streams: data.kind is to be parallel" if not pairs else "one stream, not pairs"
+        raise ConfigError(f"the data are of kind {data.kind!r}; this network reads {needed}")
     records = read_raw(data, part, base)
     if records is None:
         raise DataError(f"the data name no {part} part")
@@ -147,6 +153,11 @@ def _windows(bundle: Bundle, window: int | None) -> Windows:
         window = positions.max_positions
     if window is None:
         raise ConfigError("how much of a stream is read at once is not known: give a window")
+    if positions.kind == "learned" and window > positions.max_positions:
+        raise ConfigError(
+            f"a window of {window} tokens, the network has {positions.max_positions} positions:"
+            " give a smaller one"
+        )
     return Windows(length=window, batch_size=max(1, MAX_TOKENS // window))
 
 

@@ -81,7 +81,7 @@ class PresetModel(Frozen):
             made = function(**{**self.arguments, **given})
         except ValidationError as error:
             raise ConfigError(f"model: {self.preset}: {report(ModelConfig, error)}") from None
-        except (TypeError, ValueError) as error:
+        except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"model: {self.preset}: {error}") from None
         if made.source is not None and not sizes.shared and "source_vocab_size" not in known:
             raise ConfigError(
