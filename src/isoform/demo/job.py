@@ -27,7 +27,7 @@ SHOWN = (
     ">>de<< Tuesday, March 9, 2021",
     ">>zh<< vendredi 14 juillet 1989",
     ">>ar<< 1999年12月31日",
-    ">>ja<< воскресенье, 1 февраля 2004 г.",
+    ">>ja<< воскресенье, 1 февраля 2004\u202fг.",
     ">>hi<< 24 de dezembro de 2030",
 )
 AUDITED = (
