@@ -68,6 +68,7 @@ def test_it_is_fine_before(folder: Path) -> None:
     ("changes", "message"),
     [
         ({"model_type": "lama"}, "model_type 'lama' is not supported; did you mean 'llama'"),
+        ({"model_type": None}, "config.json: no model_type, so no checkpoint of a known family"),
         ({"architectures": ["LlamaForCausalLMs"]}, "class 'LlamaForCausalLMs' is not supported"),
         ({"hidden_act": "gelu_10"}, "hidden_act 'gelu_10' is not supported"),
         ({"hidden_size": "16"}, "hidden_size is '16', expected a whole number"),

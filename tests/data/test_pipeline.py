@@ -128,7 +128,7 @@ def test_preflight_lists_faults_and_prepare_refuses_them(tmp_path: Path) -> None
     assert "line 3: source of 9 tokens, the limit is 6" in report.parts["train"].over_long.first[0]
     assert len(report.problems) == 2
     assert "no validation part" in report.remarks[0]
-    with pytest.raises(DataError, match="1 records have an empty side"):
+    with pytest.raises(DataError, match="1 record is without one side"):
         prepare(task, SPELLING)
     with pytest.raises(DataError, match=r"line 3: source of 9 tokens, the limit is 6 .*over_long = 'error'"):
         prepare(Task(data.replace(empty="drop"), BUDGET, tmp_path, seed=1), SPELLING)

@@ -100,4 +100,3 @@ def test_halves_hold_every_bfloat16_that_counts(size):
 
 def test_halves_refuse_what_is_not_finite():
     assert fbgemm.halves(torch.tensor([[1.0, torch.inf]]).bfloat16(), None) is None
-

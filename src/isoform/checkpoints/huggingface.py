@@ -49,6 +49,11 @@ def read_config(folder: Path) -> tuple[Family, HeadKind, ModelConfig, dict[str, 
     table = read_json(folder / CONFIG)
     where = str(folder / CONFIG)
     name = table.get("model_type")
+    if name is None:
+        raise ArtifactError(
+            f"{where}: no model_type, so no checkpoint of a known family; an artifact of Isoform has an"
+            " isoform.json beside it"
+        )
     if not isinstance(name, str) or name not in families.FAMILIES:
         raise ArtifactError(
             f"{where}: model_type {name!r} is not supported{did_you_mean(str(name), families.FAMILIES)}"

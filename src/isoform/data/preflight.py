@@ -264,12 +264,10 @@ def _judge(
     remarks: list[str],
 ) -> None:
     if report.empty.count:
-        line = f"{name}: {report.empty.count} records have an empty side, the first: {report.empty.first[0]}"
+        line = f"{name}: {_records(report.empty.count)} without one side, the first: {report.empty.first[0]}"
         (problems if limits.empty == "error" else remarks).append(f"{line} (empty = {limits.empty!r})")
     if report.over_long.count:
-        line = (
-            f"{name}: {report.over_long.count} records are over-long, the first: {report.over_long.first[0]}"
-        )
+        line = f"{name}: {_records(report.over_long.count)} over-long, the first: {report.over_long.first[0]}"
         (problems if limits.over_long == "error" else remarks).append(
             f"{line} (over_long = {limits.over_long!r})"
         )
@@ -312,3 +310,7 @@ def _part_dict(part: PartReport) -> dict[str, Any]:
         },
         "batches": None if part.batches is None else part.batches.to_dict(),
     }
+
+
+def _records(count: int) -> str:
+    return "1 record is" if count == 1 else f"{count} records are"
