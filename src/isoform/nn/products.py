@@ -9,6 +9,7 @@ Int8 weights are symmetric with one scale an output channel: w ≈ s · q, q in 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Literal, get_args
 
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 
 from isoform.native import loaded
 from isoform.native.eights import WIDEST, laid_out, rounded_rows
-from isoform.nn.fbgemm import attempt, halves
+from isoform.nn.fbgemm import Halves, attempt, halves
 
 Form = Literal["float32", "bfloat16", "int8", "int8_dynamic"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -95,18 +96,21 @@ class Bfloat16(Product):
         self._bias = bias
         # Without units of its own a CPU multiplies bfloat16 slower than float32, but reads it twice as fast.
         self._many = weight.is_cuda or bool(attempt(_multiplies_bfloat16))
-        self._halves = None if self._many else halves(self._weight, bias)
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         machine = None if self._many else loaded(x)
         if machine is not None:
             return machine.linear(x, self._weight, None, self._bias)
-        if self._halves is not None and x.dtype == torch.float32:
+        if x.dtype == torch.float32 and self._halves is not None:
             return self._halves(x)
         if not self._many and x.numel() > FEW // 2 * x.shape[-1]:
             return F.linear(x.to(torch.bfloat16).float(), self._weight.float(), self._bias).to(x.dtype)
         out = F.linear(x.to(torch.bfloat16), self._weight).to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
+
+    @functools.cached_property
+    def _halves(self) -> Halves | None:  # another copy, made where it is used
+        return None if self._many else halves(self._weight, self._bias)
 
     def dense(self) -> Float[Tensor, "out width"]:
         return self._weight.float()
@@ -129,7 +133,6 @@ class Int8Weight(Product):
         bias: Float[Tensor, " out"] | None,
     ) -> None:
         self._numbers, self._scales, self._bias = numbers.contiguous(), scales, bias
-        self._halves = None if _wide_registers() else halves(self._numbers, None)
         self._ones = torch.ones_like(scales, dtype=torch.bfloat16)
         probe = torch.zeros(1, numbers.shape[1], dtype=torch.bfloat16, device=numbers.device)
         self._narrow = self._narrow and attempt(_int8_product, probe, self._numbers, self._ones) is not None
@@ -143,7 +146,7 @@ class Int8Weight(Product):
 
     def _sums(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         """x times the numbers alone."""
-        if self._halves is not None and x.dtype == torch.float32:
+        if x.dtype == torch.float32 and self._halves is not None:
             return self._halves(x)
         if self._narrow and x.numel() <= FEW * x.shape[-1]:
             # Scaled afterwards: the operator would round the scales to bfloat16.
@@ -151,6 +154,10 @@ class Int8Weight(Product):
             out = _int8_product(flat, self._numbers, self._ones).to(x.dtype)
             return out.view(*x.shape[:-1], -1)
         return F.linear(x, self._numbers.to(x.dtype))
+
+    @functools.cached_property
+    def _halves(self) -> Halves | None:  # another copy, made where it is used
+        return None if _wide_registers() else halves(self._numbers, None)
 
     def dense(self) -> Float[Tensor, "out width"]:
         return self._numbers.float() * self._scales[:, None]
