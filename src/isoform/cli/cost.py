@@ -122,8 +122,8 @@ def command(
 
 def _usual(table: Embedding) -> int:
     """What a length is where none is given."""
-    learned = table.positions.kind == "learned"
-    return min(LENGTH, table.positions.max_positions) if learned else LENGTH
+    positions = table.positions
+    return min(LENGTH, positions.max_positions) if positions.kind == "learned" else LENGTH
 
 
 def size(text: str) -> int:
