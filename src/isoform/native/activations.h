@@ -40,8 +40,7 @@ static inline float error_function(float x) {
     p = p * u + 1.128360033e-01f;
     p = p * u - 3.761262596e-01f;
     p = p * u + 1.128379107e+00f;
-    float size = x < 0 ? -x : x;
-    size = size > 4.2f ? 4.2f : size;
+    const float size = x < 0 ? -x : x;
     const float t = 1.f / (1.f + 0.5f * size);
     float q = 1.728846692e-02f;
     q = q * t + 5.085222423e-02f;

@@ -105,6 +105,7 @@ static inline void whole_tile(const int8_t* w, i64 stride, const uint8_t* x, i64
                 ints part; std::memcpy(&part, found + a, sizeof part);
                 const vec value = __builtin_convertvector(part, vec) * scale;
                 const i64 at = column + a;
+                // What is before `low` is another thread's, which may have applied its activation by now.
                 if (at >= low) put(o, row + r, at, value, high - at);
                 else for (i64 c = low; c < high && c < at + LANES; c++) put<1>(o, row + r, c, (const real*)&value + (c - at));
             }
