@@ -7,10 +7,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from isoform.errors import DataError, ShapeError
 from isoform.verify import compare, record
-from verify.small import IDS, Plain, drawn, pair
+from verify.small import IDS, Other, Plain, drawn, pair
 
 INPUTS = {"ids": IDS}
 
@@ -120,3 +122,43 @@ def test_recordings_stand_for_modules(tmp_path) -> None:
         compare(a, kept, INPUTS, backward=True)
     with pytest.raises(DataError, match="no inputs given"):
         compare(a, kept)
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors that are alive at once; what is mapped from a file is in no memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak, self.held = 0, dict[int, tuple[StorageWeakRef, int]]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().resizable():
+                memory = tensor.untyped_storage()
+                self.held[memory._cdata] = StorageWeakRef(memory), memory.nbytes()
+        self.held = {key: (ref, size) for key, (ref, size) in self.held.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.held.values()))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "length", "kept", "change", "backward"),
+    [
+        pytest.param(4000, 40, 0, 0.0, False, id="logits"),
+        pytest.param(4000, 40, 1 << 19, 0.1, False, id="kept-and-differs"),
+        pytest.param(31, 230, 0, 0.0, False, id="scores"),
+        pytest.param(4000, 40, 0, 0.0, True, id="gradients"),
+    ],
+)
+def test_memory_is_bounded(vocabulary: int, length: int, kept: int, change: float, backward: bool) -> None:
+    a = drawn(Plain(vocabulary=vocabulary))
+    b = Other(a).eval()
+    b.bias.data[3] += change
+    ids = torch.arange(2 * length).reshape(2, length) * 5 % 31
+    largest = 4 * max(2 * length * vocabulary, 2 * 3 * length**2)
+    networks = 4 * sum(p.numel() for m in (a, b) for p in m.parameters())
+    with Live() as live:
+        found = compare(a, b, {"ids": ids}, backward=backward, in_memory=kept)
+    assert (found.verdict == "differs") is (change > 0)
+    assert live.peak <= 2 * kept + networks * (1 + backward) + 4 * largest, live.peak / largest

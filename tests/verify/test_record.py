@@ -94,6 +94,23 @@ def test_what_is_not_kept_in_memory_is_the_same(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
+def _resident() -> int:
+    """KiB of mapped recordings that are in memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [i for i, line in enumerate(lines) if "isoform-recording-" in line]
+    return sum(int(next(x for x in lines[i:] if x.startswith("Rss:")).split()[1]) for i in starts)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells what is in memory")
+def test_what_is_mapped_leaves_memory_when_it_is_released() -> None:
+    found, expected = rough(in_memory=0)
+    before = _resident()
+    assert torch.equal(found.result(), expected) and _resident() > before
+    found.release()
+    assert _resident() == before
+    assert torch.equal(found.result(), expected)
+
+
 def test_views_are_not_written_twice(tmp_path: Path) -> None:
     from safetensors import safe_open
 

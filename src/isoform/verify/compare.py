@@ -11,10 +11,11 @@ from isoform.verify.comparison import Comparison, Row
 from isoform.verify.diagnose.case import layer_of
 from isoform.verify.dump import Dump, compare_dump
 from isoform.verify.gradients import gradients
-from isoform.verify.measure import coarsest, perturbed, relative, rounding, verdict
+from isoform.verify.measure import coarsest, lines, perturbed, pieces, relative, rounding, verdict
 from isoform.verify.points import Point, points, values
 from isoform.verify.record import Recording, record
 from isoform.verify.recording import laid_out
+from isoform.verify.spool import IN_MEMORY
 from isoform.verify.subject import Inputs
 
 
@@ -26,6 +27,7 @@ def compare(
     candidate_inputs: Inputs | None = None,
     *,
     backward: bool = False,
+    in_memory: int = IN_MEMORY,
 ) -> Comparison:
     """Align the activations of two models and say where they first part.
 
@@ -34,23 +36,30 @@ def compare(
         candidate: likewise; at most one of the two is a dump.
         inputs: what both read, as for `isoform.verify.diagnose`; not needed for recordings.
         candidate_inputs: the same content as the candidate takes it.
-        backward: also compare the gradients of the weights; both must be modules.
+        backward: also compare the gradients of the weights; both must be modules. Takes the memory of a
+            training step.
+        in_memory: bytes of each module's activations to keep in memory, as for `isoform.verify.record`.
+            Beside them and the networks it takes about four times the largest activation.
 
     Raises:
         ShapeError: results whose batch or length differ: not the same content.
         DataError: `backward` with what is no module, a module without inputs, or two dumps.
     """
     if isinstance(reference, Dump) or isinstance(candidate, Dump):
-        return _with_dump(reference, candidate, inputs, candidate_inputs, backward)
+        return _with_dump(reference, candidate, inputs, candidate_inputs, backward, in_memory)
     theirs = inputs if candidate_inputs is None else candidate_inputs
-    first = _recorded(reference, inputs)
-    second = laid_out(_recorded(candidate, theirs), first)
+    first = _recorded(reference, inputs, in_memory)
+    second = laid_out(_recorded(candidate, theirs, in_memory), first)
     a, b = Model(first, native=True), Model(second, native=True)
     _same_content(a, b)
     pairs = points(a, b)
     eps = max(coarsest(m) for m in (a, b))
-    moved = perturbed(a, [p.node_a for p in pairs], eps)
-    rows = [_row(a, b, p, moved, eps) for p in pairs]
+    rows: list[Row] = []
+    for node, again in perturbed(a, {p.node_a for p in pairs}, eps):
+        rows += [_row(a, b, p, again, eps) for p in pairs if p.node_a == node]
+        del again
+        first.release()
+        second.release()
     if backward:
         if isinstance(reference, Recording) or isinstance(candidate, Recording):
             raise DataError("gradients cannot be compared with a recording; give both modules")
@@ -71,23 +80,26 @@ def _with_dump(
     inputs: Inputs | None,
     candidate_inputs: Inputs | None,
     backward: bool,
+    in_memory: int,
 ) -> Comparison:
     if backward:
         raise DataError("gradients cannot be compared with a dump; give both modules")
     if isinstance(candidate, Dump) and not isinstance(reference, Dump):
-        return compare_dump(Model(_recorded(reference, inputs), native=True), candidate, reference=False)
+        recording = _recorded(reference, inputs, in_memory)
+        return compare_dump(Model(recording, native=True), candidate, reference=False)
     if isinstance(reference, Dump) and not isinstance(candidate, Dump):
         theirs = inputs if candidate_inputs is None else candidate_inputs
-        return compare_dump(Model(_recorded(candidate, theirs), native=True), reference, reference=True)
+        recording = _recorded(candidate, theirs, in_memory)
+        return compare_dump(Model(recording, native=True), reference, reference=True)
     raise DataError("two dumps say nothing about a dataflow; one of both must be a module or a recording")
 
 
-def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:
+def _recorded(model: nn.Module | Recording, inputs: Inputs | None, in_memory: int) -> Recording:
     if isinstance(model, Recording):
         return model
     if inputs is None:
         raise DataError(f"{type(model).__name__}: no inputs given; expected those of its forward")
-    return record(model, inputs)
+    return record(model, inputs, in_memory=in_memory)
 
 
 def _same_content(a: Model, b: Model) -> None:
@@ -99,38 +111,40 @@ def _same_content(a: Model, b: Model) -> None:
         )
 
 
-def _row(a: Model, b: Model, point: Point, moved: dict[int, Tensor], eps: float) -> Row:
+def _row(a: Model, b: Model, point: Point, again: Tensor, eps: float) -> Row:
     x, y = values(a, b, point)
     paths = a.graph.place(point.node_a)[0], b.graph.place(point.node_b)[0]
     layer = layer_of(a, point.node_a)
     if x is None or y is None or x.shape != y.shape:
         return Row(point.name, layer, *paths, float("inf"), 0.0, ())
     error = relative(x, y, a.real(a.role(point.node_a)))
-    return Row(
-        point.name, layer, *paths, error, rounding(a, point.node_a, point.width_a, moved, eps), tuple(x.shape)
-    )
+    expected = rounding(a, point.node_a, point.width_a, again, eps)
+    return Row(point.name, layer, *paths, error, expected, tuple(x.shape))
 
 
 def _profiles(a: Model, b: Model, point: Point) -> dict[str, list[float]]:
     x, y = values(a, b, point)
     if x is None or y is None or x.shape != y.shape or x.dim() != 3:
         return {}
-    error = (x.double() - y.double()).abs() / x.double().abs().max().clamp(min=1e-30)
+    size = max(float(end) for part in pieces(x) for end in (-part.min(), part.max()))
     real = a.real(a.role(point.node_a))
-    if real.shape == error.shape[:2]:
-        error = torch.where(real[..., None], error, 0.0)
-    out = {
-        "row": error.amax((1, 2)).tolist(),
-        "position": error.amax((0, 2)).tolist(),
-        "channel": error.amax((0, 1)).tolist(),
-    }
+    places, channel = torch.zeros(x.shape[:2]).double(), torch.zeros(x.shape[2]).double()
+    for row, (ours, theirs) in enumerate(zip(x, y, strict=True)):
+        for start, part in lines(ours):
+            at = slice(start, start + len(part))
+            error = (part.double() - theirs[at].double()).abs_().div_(max(size, 1e-30))
+            if real.shape == x.shape[:2]:
+                error.masked_fill_(~real[row, at, None], 0.0)
+            places[row, at] = error.amax(1)
+            channel = torch.maximum(channel, error.amax(0))
+    out = {"row": places.amax(1), "position": places.amax(0), "channel": channel}
     sites = a.structure.sites
     if sites and "attention" in point.name:
         softmax = a.graph.values[sites[0].softmax]
         heads = softmax.numel() // (a.graph.batch * softmax.shape[-1] * softmax.shape[-2])
-        if heads and error.shape[-1] % heads == 0:
-            out["head"] = error.unflatten(-1, (heads, -1)).amax((0, 1, 3)).tolist()
-    return out
+        if heads and len(channel) % heads == 0:
+            out["head"] = channel.unflatten(0, (heads, -1)).amax(1)
+    return {name: error.tolist() for name, error in out.items()}
 
 
 def _notes(a: Model, b: Model) -> list[str]:

@@ -8,6 +8,12 @@ import torch
 from torch import Tensor
 
 
-def derivatives(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """The derivative by each leaf; None where the value does not depend on it. The graph is kept."""
-    return list(torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True))
+def derivatives(value: Tensor, leaves: Sequence[Tensor], weight: Tensor | None = None) -> list[Tensor | None]:
+    """The derivative by each leaf; None where the value does not depend on it. The graph is kept.
+
+    Args:
+        value: one number; with ``weight`` as many as that has, of which the weighted sum is meant.
+        leaves: by what.
+        weight: of each number.
+    """
+    return list(torch.autograd.grad(value, leaves, weight, retain_graph=True, allow_unused=True))

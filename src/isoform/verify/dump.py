@@ -13,6 +13,7 @@ ends in a module's path.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,19 +92,17 @@ def compare_dump(model: Model, dump: Dump, *, reference: bool) -> Comparison:
     eps = max([coarsest(model), *(torch.finfo(a.dtype).eps for a in floats.values())])
     nodes = [n for n in sorted(graph.useful) if graph.live[n] and graph.values[n].is_floating_point()]
     found = {name: _counterpart(model, nodes, name, array) for name, array in floats.items()}
-    moved = perturbed(model, sorted({hit[0] for hit in found.values() if hit is not None}), eps)
-    rows: list[tuple[int, Row]] = []
-    for name, hit in found.items():
-        if hit is not None:
-            node, error = hit
-            ends = node == graph.output or _is_result(name)
-            paths = (name, graph.place(node)[0]) if reference else (graph.place(node)[0], name)
-            expected = rounding(model, node, model.width(node), moved, eps)
-            label = "result" if ends else graph.nodes[node].op
-            shape = tuple(floats[name].shape)
-            rows.append((node, Row(label, layer_of(model, node), *paths, error, expected, shape)))
-    rows.sort(key=lambda pair: pair[0])
-    ordered = [row for _, row in rows]
+    ordered: list[Row] = []
+    for node, again in perturbed(model, {hit[0] for hit in found.values() if hit is not None}, eps):
+        expected = rounding(model, node, model.width(node), again, eps)
+        for name, hit in found.items():
+            if hit is not None and hit[0] == node:
+                ends = node == graph.output or _is_result(name)
+                paths = (name, graph.place(node)[0]) if reference else (graph.place(node)[0], name)
+                label = "result" if ends else graph.nodes[node].op
+                shape = tuple(floats[name].shape)
+                ordered.append(Row(label, layer_of(model, node), *paths, hit[1], expected, shape))
+        model.recording.release()
     subjects = (dump.subject, model.name) if reference else (model.name, dump.subject)
     notes = [*_other_data(model, dump), *(f"{n}: no counterpart" for n, hit in found.items() if hit is None)]
     ends = [row for row in ordered if row.name == "result"]
@@ -120,18 +119,18 @@ def _is_result(name: str) -> bool:
 
 def _counterpart(model: Model, nodes: list[int], name: str, array: Tensor) -> tuple[int, float] | None:
     """The operation that an array is the value of, and how far it is off."""
-    graph, best = model.graph, list[tuple[float, int, Tensor]]()
+    graph, best = model.graph, list[tuple[float, int, int]]()
     fitting = [graph.output] if _is_result(name) else nodes
     for node in fitting:
         value = graph.values[node]
-        for seen in _readings(array, value):
+        for form, seen in enumerate(_readings(array, value)):
             sample = _sample(value), _sample(seen)
             size = float(sample[0].abs().max().clamp(min=1e-30))
-            best.append((float((sample[0] - sample[1]).abs().max()) / size, node, seen))
+            best.append((float((sample[0] - sample[1]).abs().max()) / size, node, form))
     if not best:
         return None
-    best.sort(key=lambda hit: hit[:2])
-    exact = [(_error(model, node, seen), node) for _, node, seen in best[:4]]
+    best.sort()
+    exact = [(_error(model, node, array, form), node) for _, node, form in best[:4]]
     error, node = min(exact)
     if error > UNLIKE and not _is_result(name):
         path = name.replace("/", ".")
@@ -139,7 +138,7 @@ def _counterpart(model: Model, nodes: list[int], name: str, array: Tensor) -> tu
         if not named:
             return None
         node = max(named)  # what a module gives comes last in it
-        return node, min(_error(model, node, seen) for _, n, seen in best if n == node)
+        return node, min(_error(model, node, array, form) for _, n, form in best if n == node)
     return node, error
 
 
@@ -165,12 +164,13 @@ def _sample(value: Tensor) -> Tensor:
     return flat[:: max(1, flat.numel() // SAMPLE)].double().nan_to_num()
 
 
-def _error(model: Model, node: int, seen: Tensor) -> float:
-    width = model.width(node)
-    x, y = (model.graph.canonical(v, width, node) for v in (model.graph.values[node], seen))
+def _error(model: Model, node: int, array: Tensor, form: int) -> float:
+    width, value = model.width(node), model.graph.values[node]
+    seen = next(itertools.islice(_readings(array, value), form, None))
+    x, y = (model.graph.canonical(v, width, node) for v in (value, seen))
     if x is None or y is None:
-        x, y = model.graph.values[node], seen
-    return relative(x.double(), y.double(), model.real(model.role(node)))
+        x, y = value, seen
+    return relative(x, y, model.real(model.role(node)))
 
 
 def _other_data(model: Model, dump: Dump) -> list[str]:

@@ -58,7 +58,7 @@ def points(a: Model, b: Model) -> list[Point]:
         for name, pa, pb in (("queries", x.q, y.q), ("keys", x.k, y.k), ("values", x.v, y.v)):
             found += _maps(f"{kind} {name}", pa, pb)
         if x.out is not None and y.out is not None:
-            ca = match_rows(x.out.weight.t().double(), y.out.weight.t().double())
+            ca = match_rows(x.out.weight.t(), y.out.weight.t())
             columns = ca.index if ca.complete else None
             w = x.out.weight.shape[1]
             found.append(Point(f"{kind} context", x.out.read, y.out.read, w, y.out.weight.shape[1], columns))
@@ -84,7 +84,7 @@ def _maps(name: str, pa: list[Part], pb: list[Part]) -> list[Point]:
         return []
     columns_a, columns = x.columns, y.columns
     if not alike(wa, wb):
-        rows = match_rows(wa.double(), wb.double())
+        rows = match_rows(wa, wb)
         if rows.complete:
             columns_a = x.columns[rows.index]
     full = len(columns_a) == x.linear.weight.shape[0] and bool((columns_a.diff() == 1).all())

@@ -55,7 +55,7 @@ def _run(subject: Subject, in_memory: int) -> Recording:
     with _plain_paths(), torch.enable_grad(), _nothing_saved(), recorder.modules(), recorder:
         result = subject.module(**{name: _entered(value) for name, value in subject.kwargs.items()})
     output = recorder.ref(main_tensor(result))
-    recorder.finish()
+    mapped = recorder.finish()
     reals: dict[str, str] = {}
     contents: dict[str, str] = {}
     roles = _roles(subject, main_tensor(result))
@@ -80,6 +80,7 @@ def _run(subject: Subject, in_memory: int) -> Recording:
         reals=reals,
         contents=contents,
         trained=frozenset(name for name, _ in subject.module.named_parameters()),
+        mapped=mapped,
     )
 
 

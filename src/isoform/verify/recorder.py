@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from isoform.verify.recording import Geometry, Node, Ref, geometry, owns, references, rewritten
 from isoform.verify.sources import source as current
-from isoform.verify.spool import Spool
+from isoform.verify.spool import Mapped, Spool
 from isoform.verify.subject import Subject
 
 # Further outputs of these are by-products that nothing in a forward pass reads.
@@ -102,11 +102,14 @@ class Recorder(TorchDispatchMode):
             self._outside(tensor, known, self.constants)
         return known
 
-    def finish(self) -> None:
-        """Give the nodes whose values were spooled those values back, mapped from the file."""
-        if self._spool is not None:
-            for number, value in self._spool.values(self._places).items():
-                self.nodes[number].value = value
+    def finish(self) -> Mapped | None:
+        """Give the nodes whose values were spooled those values back, mapped from a file."""
+        if self._spool is None:
+            return None
+        mapped = self._spool.mapped()
+        for number, value in mapped.values(self._places).items():
+            self.nodes[number].value = value
+        return mapped
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

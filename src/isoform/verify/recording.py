@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from isoform.verify.spool import Mapped
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 """Sizes, strides and offset of a tensor in the memory it shares with others."""
@@ -72,6 +75,7 @@ class Recording:
             a real token.
         trained: names of the parameters; the others are buffers.
         contents: for each role the name of the recorded input that holds the ids or vectors.
+        mapped: where values are that were too many for memory.
     """
 
     subject: str
@@ -84,6 +88,12 @@ class Recording:
     reals: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     contents: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     trained: frozenset[str] = frozenset()
+    mapped: Mapped | None = dataclasses.field(default=None, repr=False)
+
+    def release(self) -> None:
+        """Let go of values that were looked at, where they can be read again."""
+        if self.mapped is not None:
+            self.mapped.release()
 
     def value(self, ref: Ref) -> Tensor:
         """The tensor a reference stands for."""

@@ -54,7 +54,11 @@ def match_rows(a: Tensor, b: Tensor, tolerance: float = 2e-6) -> Rows:
     scale = torch.ones(b.shape[0], dtype=torch.float64)
     if a.shape[1:] != b.shape[1:] or a.shape[0] == 0:
         return Rows(index, scale)
-    if a.shape == b.shape and _near(a, b, tolerance / 2):
+    if a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
+        return Rows(torch.arange(b.shape[0]), scale)
+    a, b = a.double(), b.double()
+    largest = a.abs().max().clamp(min=1e-30)
+    if a.shape == b.shape and bool((a - b).abs().max() <= tolerance / 2 * largest):
         return Rows(torch.arange(b.shape[0]), scale)
     long_a, long_b = a.norm(dim=1), b.norm(dim=1)
     unit_a, unit_b = a / long_a.clamp(min=1e-30)[:, None], b / long_b.clamp(min=1e-30)[:, None]
@@ -80,12 +84,6 @@ def _scaled(index: Tensor, scale: Tensor, long_a: Tensor, long_b: Tensor, tolera
     scale[found] = long_b[found] / long_a[index[found]].clamp(min=1e-30)
     scale[(scale - 1).abs() < tolerance] = 1.0
     return Rows(index, scale)
-
-
-def _near(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    if torch.equal(a, b):
-        return True
-    return bool((a - b).abs().max() <= tolerance * a.abs().max().clamp(min=1e-30))
 
 
 def rows_of(parts: list[Part]) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 import tempfile
 
 import torch
@@ -32,15 +32,29 @@ class Spool:
         self._size = start + content.numel()
         return start
 
+    def mapped(self) -> Mapped:
+        """The file as memory; nothing can be added to it any more, and its name is gone."""
+        self._file.flush()
+        found = Mapped(mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_COPY))
+        self._file.close()
+        return found
+
+
+class Mapped:
+    """Values in a file, in memory while they are looked at."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._whole = torch.frombuffer(memory, dtype=torch.uint8)
+
     def values(self, places: dict[int, tuple[int, int, torch.dtype, Geometry]]) -> dict[int, Tensor]:
         """Tensors mapped from the file, by key: places are (start, bytes, dtype, geometry)."""
-        self._file.flush()
-        memory = torch.UntypedStorage.from_file(self._file.name, False, self._size)
-        whole = torch.empty(0, dtype=torch.uint8).set_(memory)  # pyright: ignore[reportArgumentType]
-        found = {
-            key: seen_through(whole[start : start + size], dtype, place)
+        return {
+            key: seen_through(self._whole[start : start + size], dtype, place)
             for key, (start, size, dtype, place) in places.items()
         }
-        if os.name == "posix":  # the mapping keeps the contents; the name is needed no more
-            self._file.close()
-        return found
+
+    def release(self) -> None:
+        """Give the memory back that what was looked at takes; it is read again when it is looked at again."""
+        if hasattr(self._memory, "madvise"):
+            self._memory.madvise(mmap.MADV_DONTNEED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,18 +111,33 @@ class Graph:
         parameters: Mapping[str, Tensor] | None = None,
     ) -> dict[int, Tensor]:
         """Likewise for several nodes."""
-        targets = list(targets)
-        touched = parameters or {}
-        needed = self.ancestors(targets, set(given))
-        done: dict[int, Tensor] = dict(given)
-        for number in sorted(needed):
-            if number in done:
-                continue
+        return dict(self.evaluated(targets, given, parameters))
+
+    def evaluated(
+        self,
+        targets: Iterable[int],
+        given: Mapping[int, Tensor],
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Likewise one after another, in the order of the pass; what nothing further reads is let go."""
+        wanted, touched = set(targets), parameters or {}
+        needed = sorted(self.ancestors(list(wanted), set(given)))
+        last = {arg: number for number in needed for arg in (number, *self._args[number])}
+        gone: dict[int, list[int]] = {}
+        for arg, number in last.items():
+            gone.setdefault(number, []).append(arg)
+        changed, done = set(given), dict(given)
+        for number in needed:
             node = self.nodes[number]
-            changed = any(n in done for n in self._args[number])
-            if changed or (touched and any(r.kind == "parameter" and r.name in touched for r in node.refs())):
+            moved = any(n in changed for n in self._args[number])
+            moved = moved or any(r.kind == "parameter" and r.name in touched for r in node.refs())
+            if number not in given and moved:
                 done[number] = self._run(node, done, touched)
-        return {t: done.get(t, self.values[t]) for t in targets}
+                changed.add(number)
+            if number in wanted:
+                yield number, done.get(number, self.values[number])
+            for arg in gone.get(number, ()):
+                done.pop(arg, None)
 
     def reading(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
         """Values of the nodes that read these inputs, if these were the inputs."""

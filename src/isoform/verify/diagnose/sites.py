@@ -112,8 +112,8 @@ def _queries_and_keys(graph: Graph, logits: int, left: int, right: int) -> tuple
     pick = torch.zeros_like(scores)
     flat = pick.view(-1, *scores.shape[-2:]) if scores.dim() >= 3 else pick[None]
     flat[0, 0, :] = 1.0  # one query, every key
-    finite = torch.where(scores.isfinite(), scores, 0.0)
-    (grad,) = torch.autograd.grad((finite * pick).sum(), a)
+    pick.masked_fill_(~scores.isfinite(), 0.0)
+    (grad,) = torch.autograd.grad(scores, a, pick)
     rows = (grad.abs().sum(-1) > 0).sum()  # rows of the left operand that this query's scores read
     if int(rows) <= 1 or a.shape[-2] == 1:
         return left, right, True
