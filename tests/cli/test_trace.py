@@ -169,7 +169,7 @@ def test_a_prefix_decoder_reads_its_condition_both_ways(models: Path, capsys: py
         (["translator", "3 4"], "an encoder–decoder needs --target"),
         (["decoder", "3", "--attention", "1"], "expected LAYER:HEAD"),
         (["decoder", "3", "--attention", "middle:1:1"], "expected LAYER:HEAD"),
-        (["decoder", "3", "--attention", "9:0"], "no layer 9 in the decoder; layers 0 to 8"),
+        (["decoder", "3", "--attention", "9:0"], "self-attention in layers 0 to 8"),
         (["decoder", "3", "--output", "a.png"], "--output needs --attention"),
         (["decoder", "3", "--attention", "0:0", "--output", "a.gif"], "expected .png, .svg, .pdf"),
         (["decoder", "3", "--worked-example"], "--worked-example has its own network"),

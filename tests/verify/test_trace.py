@@ -147,10 +147,16 @@ def test_mode_is_restored_and_dropout_is_off():
 
 def test_what_is_not_there_is_named():
     found = trace(decoder(), TOKENS)
-    with pytest.raises(ConfigError, match="no cross attention; it has decoder"):
+    with pytest.raises(ConfigError, match="has no cross-attention; this network has decoder"):
         found.attention("cross", 0, 0)
-    with pytest.raises(ConfigError, match="no layer 3 in the decoder; layers 0 to 2"):
+    with pytest.raises(ConfigError, match=r"layer 3 has no decoder self-attention; .* in layers 0 to 2$"):
         found.attention("decoder", 3, 0)
+    wanted = (
+        "layer 5 has no cross-attention; this network has encoder self-attention in layer 0, decoder "
+        "self-attention in layers 0 to 1, cross-attention in layers 0 to 1"
+    )
+    with pytest.raises(ConfigError, match=f"^{wanted}$"):
+        trace(translator(), TOKENS, SOURCE).attention("cross", 5, 0)
     with pytest.raises(ConfigError, match="no head 2 in layer 0; heads 0 to 1"):
         found.attention("decoder", 0, 2)
     with pytest.raises(ConfigError, match="one text at a time"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from isoform.verify.sources import source
-from isoform.verify.watching import Seen
+from isoform.verify.watching import Seen, tensors
 
 _PRODUCTS = frozenset(("linear", "matmul", "__matmul__", "einsum", "tensordot"))
 _SUMS = frozenset(("add", "__add__", "__radd__", "__iadd__", "add_"))
@@ -63,12 +63,4 @@ class _Functions(TorchFunctionMode):
         if name in _SUMS:
             return True
         square = (self.length, self.length)
-        return name in _PRODUCTS and all(t.shape[-2:] != square for t in _tensors(args))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
+        return name in _PRODUCTS and all(t.shape[-2:] != square for _, t in tensors(args))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from isoform.verify.recording import Geometry, Node, Ref, geometry, owns, refere
 from isoform.verify.sources import source as current
 from isoform.verify.spool import Mapped, Spool
 from isoform.verify.subject import Subject
+from isoform.verify.watching import tensors
 
 # Further outputs of these are by-products that nothing in a forward pass reads.
 _BY_PRODUCTS = frozenset(("native_layer_norm", "native_dropout", "native_batch_norm", "native_group_norm"))
@@ -72,7 +73,7 @@ class Recorder(TorchDispatchMode):
         for name, value in [*subject.module.named_parameters(), *subject.module.named_buffers()]:
             self._outside(value, Ref("parameter", name), self.parameters)
         for name, value in subject.kwargs.items():
-            for part, tensor in _tensors(name, value):
+            for part, tensor in tensors(value, name):
                 self._outside(tensor, Ref("input", part), self.inputs)
 
     @contextmanager
@@ -246,17 +247,3 @@ def _listed(value: Any) -> Any:
 
 def _spoolable(value: Tensor) -> bool:
     return value.device.type == "cpu" and value.layout == torch.strided and value.numel() > 0
-
-
-def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _tensors(f"{name}.{field.name}", getattr(value, field.name))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors(f"{name}.{key}", item)
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from _tensors(f"{name}.{index}", item)

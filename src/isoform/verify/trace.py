@@ -16,6 +16,9 @@ from isoform.nn.heads import TokenHead
 from isoform.tokens import Tokens
 
 Side = Literal["encoder", "decoder", "cross"]
+_NAMES: dict[Side, str] = {
+    "encoder": "encoder self-attention", "decoder": "decoder self-attention", "cross": "cross-attention"
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +78,20 @@ class Trace:
         Raises:
             ConfigError: no such side, layer or head.
         """
-        layers = sorted(number for s, number in self.weights if s == side)
-        if not layers:
-            sides = ", ".join(dict.fromkeys(s for s, _ in self.weights))
-            raise ConfigError(f"this network has no {side} attention; it has {sides}")
-        if layer not in layers:
-            raise ConfigError(f"no layer {layer} in the {side}; layers 0 to {layers[-1]}")
+        if (side, layer) not in self.weights:
+            there = ", ".join(f"{_NAMES[s]} in {self._layers(s)}" for s in _NAMES if self._layers(s))
+            raise ConfigError(f"layer {layer} has no {_NAMES[side]}; this network has {there}")
         found = self.weights[side, layer]
         if not 0 <= head < found.shape[0]:
             raise ConfigError(f"no head {head} in layer {layer}; heads 0 to {found.shape[0] - 1}")
         return found[head]
+
+    def _layers(self, side: Side) -> str:
+        """Those that have it, in words; empty: none has."""
+        layers = sorted(number for s, number in self.weights if s == side)
+        if len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1)):
+            return f"layers {layers[0]} to {layers[-1]}"
+        return f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}" if layers else ""
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,6 +85,21 @@ def mode(module: nn.Module, *, training: bool) -> Generator[None]:
     finally:
         for m, flag in before.items():
             m.training = flag
+
+
+def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested arguments or results, with where it is: ``name.field.0``."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name), f"{name}.{field.name}")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}.{key}")
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            yield from tensors(item, f"{name}.{index}")
 
 
 def batch_time(seen: Seen, batch: int, length: int) -> Seen | None:
