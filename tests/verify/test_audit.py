@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from isoform.config import presets
 from isoform.errors import ConfigError
@@ -236,8 +239,72 @@ def test_a_fused_path_that_hooks_would_turn_off_is_run() -> None:
     assert "no gradient" in check.statement
 
 
+def _softmax(scores: Tensor, value: Tensor) -> Tensor:
+    return scores.softmax(-1) @ value
+
+
+def _flat(scores: Tensor, value: Tensor) -> Tensor:
+    weights = F.dropout(scores.softmax(-1), 0.1, training=False)
+    return torch.bmm(weights.flatten(0, 1), value.flatten(0, 1)).view_as(value)
+
+
+def _labelled(scores: Tensor, value: Tensor) -> Tensor:
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value.transpose(1, 2)).transpose(1, 2)
+
+
+def _fused(scores: Tensor, value: Tensor) -> Tensor:
+    places = torch.eye(scores.shape[-1], dtype=scores.dtype).expand_as(scores)
+    return F.scaled_dot_product_attention(places, places, value, attn_mask=scores, scale=0.0)
+
+
+def _divided_last(scores: Tensor, value: Tensor) -> Tensor:
+    """The largest score, masked ones included, is in both the product and the sum."""
+    weights = (scores.nan_to_num(neginf=-100) - 10 * scores.nan_to_num(neginf=0).amax(-1, keepdim=True)).exp()
+    return torch.matmul(weights, value) / weights.sum(-1, keepdim=True)
+
+
 class _Inline(nn.Module):
-    """Attention without a module, its result too small to turn a sign that the logits are made of."""
+    """Two layers without a module; nothing of what the second one's attention gives is left in the output."""
+
+    def __init__(self, attend: Any, ahead: int, width: int = 6) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(11.0 * width).view(11, width).sin())
+        self.attend, self.ahead = attend, ahead
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table[ids]
+        for ahead in (0, self.ahead):
+            h = x.unflatten(-1, (2, -1)).transpose(1, 2)
+            allowed = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(ahead)
+            scores = (h @ h.mT).masked_fill(~allowed, -torch.inf)
+            x = torch.tanh(self.attend(scores, h).transpose(1, 2).flatten(2))
+        return torch.where(x.abs() > 2, x, 1.0)
+
+
+@pytest.mark.parametrize("attend", [_softmax, _flat, _labelled, _fused, _divided_last])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_attention_that_nothing_else_shows(attend: Any, ahead: int) -> None:
+    ids = torch.tensor([[1, 5, 2, 8, 3], [4, 4, 9, 0, 6]])
+    model = _Inline(attend, ahead).eval()
+    check = audit(model, {"ids": ids}, promise="causal", checks=["causality"])["causality"]
+    assert check.passed is not bool(ahead), check.statement
+    if ahead:
+        leak = check.evidence["changed_leaks"][0]
+        assert leak["key"] == leak["query"] + 1 and check.evidence["changed_leaking"] == 4
+        assert "test_audit.py" in leak["module"] and "time 2 of 2" in leak["module"]
+        assert "the final output does not show it" in check.statement
+
+
+@pytest.mark.parametrize("attend", [_softmax, _flat, _labelled, _fused])
+def test_as_many_heads_or_features_as_positions(attend: Any) -> None:
+    for width, length in ((10, 5), (8, 2), (4, 2)):
+        ids = torch.arange(3 * length).view(3, length) * 3 % 11
+        check = audit(_Inline(attend, 0, width), {"ids": ids}, promise="causal", checks=["causality"])
+        assert check["causality"].passed, check["causality"].statement
+
+
+class _Summed(nn.Module):
+    """Weights that are no averages; the sum with the stream is too small a step to turn a sign."""
 
     def __init__(self, hidden: bool) -> None:
         super().__init__()
@@ -247,14 +314,37 @@ class _Inline(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.table[ids]
         square = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
-        allowed = square if self.hidden else square.tril()
-        y = (x @ x.mT).masked_fill(~allowed, -torch.inf).softmax(-1) @ x
+        y = (x @ x.mT).tanh() * (square if self.hidden else square.tril()) @ x
         return (x + 1e-3 * y).sign() @ self.table.t()
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_a_leak_between_modules_is_found(hidden: bool) -> None:
+def test_a_sum_between_modules_shows_a_leak(hidden: bool) -> None:
     ids = torch.tensor([[1, 5, 2, 8, 3], [4, 4, 9, 0, 6]])
-    check = audit(_Inline(hidden).eval(), {"ids": ids}, promise="causal", checks=["causality"])["causality"]
+    check = audit(_Summed(hidden).eval(), {"ids": ids}, promise="causal", checks=["causality"])["causality"]
     assert check.passed is not hidden, check.statement
     assert not hidden or ("test_audit.py" in check.statement and "does not show it" in check.statement)
+
+
+class _Scores(nn.Module):
+    def forward(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+
+class _Apart(nn.Module):
+    """Scores come out of a module of their own and are masked behind it; heads as many as positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scores, self.split = nn.Embedding(11, 10), _Scores(), nn.Unflatten(-1, (5, 2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.split(self.table(ids)).transpose(1, 2)
+        scores = self.scores(h, h).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+        return (scores.softmax(-1) @ h).transpose(1, 2).flatten(2)
+
+
+def test_scores_before_they_are_masked_are_no_leak() -> None:
+    ids = torch.tensor([[1, 5, 2, 8, 3], [4, 4, 9, 0, 6]])
+    check = audit(_Apart().eval(), {"ids": ids}, promise="causal", checks=["causality"])["causality"]
+    assert check.passed, check.statement

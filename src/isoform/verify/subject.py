@@ -128,8 +128,8 @@ class Subject:
     def run_inline(self, kwargs: Mapping[str, Any] | None = None) -> Run:
         """Likewise, also keeping what attention and sums give that are written between modules."""
         seen: list[Seen] = []
-        length = self.content(self.target).shape[1]
-        return self._run(kwargs, seen, False, listening(self.module, length, seen))
+        batch, length = self.content(self.target).shape[:2]
+        return self._run(kwargs, seen, False, listening(self.module, batch, length, seen))
 
     def _run(
         self,

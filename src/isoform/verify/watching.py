@@ -102,14 +102,26 @@ def tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors(item, f"{name}.{index}")
 
 
+def averages(weights: Tensor, axis: int = -1) -> bool:
+    """Whether these are weights of averages along an axis, as attention has them; of nothing, zeros."""
+    if not weights.is_floating_point() or not bool((weights >= 0).all()):
+        return False
+    total = weights.sum(axis)
+    return bool(((total - 1).abs() < 0.02).logical_or(total == 0).all())
+
+
 def batch_time(seen: Seen, batch: int, length: int) -> Seen | None:
-    """A value with its batch and time axes in front; None where it has none."""
+    """A value with its batch and time axes in front; None where it has none, or two that could be time."""
     value = seen.value
+    if not seen.inline and value.dim() >= 4 and value.shape[1] == value.shape[2] == length:
+        return None
     if value.dim() >= 3 and value.shape[0] == batch and value.shape[1] == length:
         return seen
     if value.dim() >= 3 and value.shape[0] == length and value.shape[1] == batch:
         return dataclasses.replace(seen, value=value.transpose(0, 1))
     if value.dim() >= 4 and value.shape[0] == batch and value.shape[2] == length:
+        if value.shape[-1] == length and not averages(value):  # scores, before they are masked
+            return None
         return dataclasses.replace(seen, value=value.transpose(1, 2))
     if value.dim() == 2 and value.shape[0] == batch * length and length > 1:
         return dataclasses.replace(seen, value=value.view(batch, length, -1))

@@ -65,7 +65,7 @@ def search_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed: 
     content = subject.content(stream)
     batch, length = content.shape[:2]
     generator = torch.Generator().manual_seed(seed)
-    base = subject.timed(subject.run_inline(), batch, length)
+    base = _counted(subject.timed(subject.run_inline(), batch, length))
     leaks: dict[int, Leak] = {}
     pairs: set[tuple[int, int]] = set()
     leaking: set[tuple[int, int]] = set()
@@ -80,8 +80,8 @@ def search_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed: 
             inputs = subject.swap(stream, at, generator)
             if draw == DRAWS:  # the mirror image turns every sign that a norm looks at
                 inputs = subject.put(stream, torch.where(at[..., None], -content, content))
-            run = subject.timed(subject.run_inline(inputs), batch, length)
-            for order, a, b in _pairs(base, run):
+            run = _counted(subject.timed(subject.run_inline(inputs), batch, length))
+            for order, a, b in pairs_of(base, run):
                 _note(order, a, b, where, key, leaks, leaking)
     own = [i for i, s in enumerate(base) if not s.inline]
     named = any(i in leaks for i in own[:-1])  # a module says where it is better than a line
@@ -89,7 +89,21 @@ def search_leaks(subject: Subject, forbidden: Callable[[int], Tensor], *, seed: 
     return Leaks(found, len(pairs), len(leaking), len(own))
 
 
-def _pairs(base: list[Seen], run: list[Seen]) -> list[tuple[int, Seen, Seen]]:
+def _counted(seen: list[Seen]) -> list[Seen]:
+    """What is computed several times at one place, in a loop over layers say, gets the number of the time."""
+    times: dict[str, int] = {}
+    for s in seen:
+        times[s.path] = times.get(s.path, 0) + 1
+    counts: dict[str, int] = {}
+    found: list[Seen] = []
+    for s in seen:
+        counts[s.path] = counts.get(s.path, 0) + 1
+        more = f", time {counts[s.path]} of {times[s.path]}" if times[s.path] > 1 else ""
+        found.append(dataclasses.replace(s, path=s.path + more))
+    return found
+
+
+def pairs_of(base: list[Seen], run: list[Seen]) -> list[tuple[int, Seen, Seen]]:
     """The same values in two runs; only those of modules where other contents take another way."""
     if [s.path for s in base] == [s.path for s in run]:
         return [(order, a, b) for order, (a, b) in enumerate(zip(base, run, strict=True))]

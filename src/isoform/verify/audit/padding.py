@@ -10,9 +10,10 @@ from torch import Tensor
 
 from isoform.errors import IsoformError
 from isoform.tokens import Tokens
+from isoform.verify.audit.leaks import pairs_of
 from isoform.verify.audit.report import Check, one_line
 from isoform.verify.noise import largest_difference, tolerance
-from isoform.verify.subject import Stream, Subject
+from isoform.verify.subject import Seen, Stream, Subject
 
 _SHOWS_PADDING = (
     "that these rows give the same states whatever stands behind the mask, and as if they were alone"
@@ -54,13 +55,13 @@ def _padding_result(
     batch, length = content.shape[:2]
     here = Subject(subject.module, inputs)
     try:
-        base = here.timed(here.run(), batch, length)
+        base = here.timed(here.run_inline(), batch, length)
     except (RuntimeError, ValueError, TypeError, IndexError, IsoformError) as error:
         return Check(name, None, f"it cannot be run with this padding: {one_line(error)}")
     rest = "rows of other lengths, and losses computed over padded positions"
     for _ in range(2):
-        changed = here.timed(here.run(here.swap(stream, ~real, generator)), batch, length)
-        for a, b in zip(base, changed, strict=False):
+        changed = here.timed(here.run_inline(here.swap(stream, ~real, generator)), batch, length)
+        for a, b in _modules_first(base, changed):
             if a.path != b.path or a.value.shape != b.value.shape or a.value.shape[1] != length:
                 continue
             gap = (a.value - b.value).abs().flatten(2).amax(-1).masked_fill(~real, 0.0)
@@ -183,10 +184,10 @@ def check_cross_padding(subject: Subject, *, seed: int = 0) -> Check:
     here = Subject(subject.module, subject.with_content(stream, content, real))
     batch, length = subject.content(subject.target).shape[:2]
     generator = torch.Generator().manual_seed(seed)
-    base = here.timed(here.run(), batch, length)
+    base = here.timed(here.run_inline(), batch, length)
     for _ in range(2):
-        changed = here.timed(here.run(here.swap(stream, ~real, generator)), batch, length)
-        for a, b in zip(base, changed, strict=False):
+        changed = here.timed(here.run_inline(here.swap(stream, ~real, generator)), batch, length)
+        for a, b in _modules_first(base, changed):
             if a.path != b.path or a.value.shape != b.value.shape or _belongs_to(a.value, real):
                 continue
             gap = (a.value - b.value).abs().flatten(2).amax(-1)
@@ -197,6 +198,11 @@ def check_cross_padding(subject: Subject, *, seed: int = 0) -> Check:
                 return Check(name, False, f"{text}: {_moves(float(gap.max()))}", evidence)
     n = int((~real).sum())
     return Check(name, True, f"the content of {n} padded source positions changes no target position")
+
+
+def _modules_first(base: list[Seen], changed: list[Seen]) -> list[tuple[Seen, Seen]]:
+    """The same values in two runs; a module says where something is better than a line does."""
+    return [(a, b) for _, a, b in sorted(pairs_of(base, changed), key=lambda pair: pair[1].inline)]
 
 
 def _belongs_to(value: Tensor, real: Tensor) -> bool:
