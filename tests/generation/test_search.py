@@ -61,6 +61,7 @@ def test_the_best_continuations(vocab, rows_a_sample, step, monkeypatch):
     rows = 2 * rows_a_sample
     logits = torch.randperm(rows * vocab, generator=generator).view(rows, vocab).double() / vocab
     running = torch.tensor([[0.0, -1.5, -torch.inf], [-2.5, -torch.inf, -1.25]]).double()
+    running[:, rows_a_sample:] = -torch.inf
     given = Constraints(suppressed=[int(logits[0].argmax())], forced=[(2, 3)], eos_ids=[4], min_new_tokens=1)
     found = []
     for machine in (None, library(torch.float64)):
@@ -74,16 +75,38 @@ def test_the_best_continuations(vocab, rows_a_sample, step, monkeypatch):
 
 
 @pytest.mark.skipif(library(torch.float32) is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("k", [1, 6, 40])
+def test_equal_totals_are_in_the_order_of_their_place(k, monkeypatch):
+    """Within a beam, over beams, and of log-probabilities that only the beam's own sum makes equal."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randint(0, 3, (6, 200), generator=generator).float()
+    logits[3:] += torch.rand(3, 200, generator=generator) * 1e-6
+    running = torch.tensor([[-2.0, -2.0, -1.0], [-9000.0, -9000.0, -9000.0]])
+    given = Constraints(suppressed=[7], forced=[], eos_ids=[], min_new_tokens=0)
+    found = []
+    for machine in (None, library(torch.float32)):
+        monkeypatch.setattr(candidates, "loaded", lambda x, machine=machine: machine)
+        scores = Scores(logits, running, 3, given, 0)
+        assert scores.ordered == (machine is not None)
+        found.append(scores.best(k) if scores.ordered else scores.in_order(k))
+    log_probs = logits.log_softmax(1).view(2, 3, 200).index_fill(2, torch.tensor([7]), -torch.inf)
+    expected = (log_probs + running[..., None]).flatten(1).sort(dim=-1, descending=True, stable=True)
+    for values, places in found:
+        torch.testing.assert_close(values, expected.values[:, :k])
+        assert torch.equal(places, expected.indices[:, :k])
+
+
+@pytest.mark.skipif(library(torch.float32) is None, reason="there is no C++ compiler")
 def test_the_first_of_equal_scores_come_first():
     scores = torch.tensor([[1.0, 3.0, 3.0, 3.0, -torch.inf], [2.0, 2.0, 1.0, 2.0, 2.0]])
-    values, ids = library(torch.float32).best(scores, 3, torch.tensor([2]))
+    values, ids = library(torch.float32).best(scores, 3, torch.tensor([2]), torch.tensor([-1.0, 0.0]))
     assert ids.tolist() == [[1, 3, 0], [0, 1, 3]]
-    torch.testing.assert_close(values, scores.log_softmax(1).gather(1, ids))
+    torch.testing.assert_close(values, scores.log_softmax(1).gather(1, ids) + torch.tensor([[-1.0], [0.0]]))
 
 
 @pytest.mark.skipif(library(torch.float32) is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_scores_that_are_no_numbers_stay_so(odd):
     scores = torch.tensor([[1.0, odd, 3.0], [2.0, 5.0, 1.0]])
-    values, ids = library(torch.float32).best(scores, 2, None)
+    values, ids = library(torch.float32).best(scores, 2, None, torch.zeros(2))
     assert values[0].isnan().all() and values[1].isfinite().all() and int(ids.max()) <= 2

@@ -90,7 +90,7 @@ class Beams:
         """Extend every beam by one token.
 
         Whether scores tie, outputs are complete, samples done and beams moved comes to the host in one
-        piece; only where scores tie or an output is complete does it ask again.
+        piece; only where scores tie and are not in order, or an output is complete, does it ask again.
         """
         if self._step == 0:
             self._start(logits)
@@ -102,7 +102,7 @@ class Beams:
         ties = (values[:, 1:] == values[:, :-1]) & values[:, 1:].isfinite()
         step = self._extend(values[:, :k], places[:, :k], logits.shape[-1])
         tied, completed, moved, *open_ = self._ask(step, ties)
-        if tied:
+        if tied and not scores.ordered:
             step = self._extend(*scores.in_order(k), logits.shape[-1])
             _, completed, moved, *open_ = self._ask(step, ties)
         self._step += 1

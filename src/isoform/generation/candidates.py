@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from isoform.generation.stopping import Constraints
 from isoform.native import loaded
@@ -19,7 +20,7 @@ class Scores:
     Args:
         logits: of the rows that were read, before constraints.
         running: sums so far.
-        rows_a_sample: how many rows a sample has; one where its beams are all the same yet.
+        rows_a_sample: how many rows a sample has; one where only its first beam counts yet.
         constraints: on what may be chosen.
         step: tokens chosen so far.
     """
@@ -34,6 +35,7 @@ class Scores:
     ) -> None:
         self._logits, self._running, self._rows = logits.to(running.dtype), running, rows_a_sample
         self._constraints, self._step = constraints, step
+        self._machine = loaded(self._logits) if constraints.forced_at(step) is None else None
 
     @property
     def places(self) -> int:
@@ -42,24 +44,42 @@ class Scores:
 
     def best(self, k: int) -> tuple[Float[Tensor, "samples k"], Int[Tensor, "samples k"]]:
         """The k largest, or all, and their places in a row of all beams; equal ones in any order."""
-        machine = loaded(self._logits)
-        if machine is None or self._constraints.forced_at(self._step) is not None:
+        machine = self._machine
+        if machine is None:
             return largest(self._all(), self._running, k)
-        vocab = self._logits.shape[1]
+        vocab, rows = self._logits.shape[1], self._rows
         banned = self._constraints.banned(self._step, self._logits.device)
-        values, ids = machine.best(self._logits, min(k, vocab), banned)
-        samples, width = self._running.shape
-        totals = values.view(samples, self._rows, -1) + self._running[..., None]
-        first = torch.arange(width, device=ids.device)[:, None] * vocab
-        places = (ids.view(samples, self._rows, -1) + first).flatten(1)
-        inner = torch.topk(totals.flatten(1), min(k, places.shape[1]))
-        return inner.values, places.gather(1, inner.indices)
+        running = self._running[:, :rows]
+        values, ids = machine.best(self._logits, min(k, vocab), banned, running.flatten())
+        samples = len(running)
+        first = torch.arange(rows, device=ids.device)[:, None] * vocab
+        places = (ids.view(samples, rows, -1) + first).flatten(1)
+        totals = values.view(samples, -1)
+        if (short := min(k, self.places) - totals.shape[1]) > 0:  # of beams that do not count yet
+            totals, places = F.pad(totals, (0, short), value=-torch.inf), F.pad(places, (0, short))
+        # Places ascend where totals are equal, within a beam and from one to the next.
+        inner = totals.sort(dim=-1, descending=True, stable=True)
+        return inner.values[:, :k], places.gather(1, inner.indices[:, :k])
+
+    @property
+    def ordered(self) -> bool:
+        """Whether equal ones are in order all the same."""
+        return self._machine is not None
 
     def in_order(self, k: int) -> tuple[Float[Tensor, "samples k"], Int[Tensor, "samples k"]]:
         """The k best, equal ones in the order of their place: what `best` leaves open."""
-        flat = (self._all() + self._running[..., None]).flatten(1)
-        best = flat.sort(dim=-1, descending=True, stable=True)
-        return best.values[:, :k], best.indices[:, :k]
+        scores = self._all()
+        least = largest(scores, self._running, k)[0][:, -1:]
+        flat = (scores + self._running[..., None]).flatten(1)
+        # Only what is no less than the k-th is put in order: a row has thousands.
+        sample, place = (~(flat < least)).nonzero().unbind(1)
+        count = sample.bincount(minlength=len(flat))
+        column = torch.arange(len(sample), device=sample.device) - (count.cumsum(0) - count)[sample]
+        total = flat.new_full((len(flat), int(count.max())), -torch.inf)
+        places = torch.zeros_like(total, dtype=torch.long)
+        total[sample, column], places[sample, column] = flat[sample, place], place
+        best = total.sort(dim=-1, descending=True, stable=True)
+        return best.values[:, :k], places.gather(1, best.indices[:, :k])
 
     def _all(self) -> Float[Tensor, "samples width vocab"]:
         """Log-probability of every token after every beam."""

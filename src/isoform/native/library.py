@@ -62,7 +62,17 @@ class Library:
         self._log_sums.argtypes = [pointer, number, number, pointer, number]
         self._best: Any = self._loaded.isoform_best
         self._best.restype = ctypes.c_int
-        self._best.argtypes = [pointer, number, number, pointer, number, number, pointer, pointer, number]
+        self._best.argtypes = [
+            *[pointer] * 2,
+            number,
+            number,
+            pointer,
+            number,
+            number,
+            pointer,
+            pointer,
+            number,
+        ]
         self._linear: Any = self._loaded.isoform_linear
         self._linear.restype = ctypes.c_int
         self._linear.argtypes = [
@@ -129,19 +139,24 @@ class Library:
         return found
 
     def best(
-        self, scores: Float[Tensor, "rows vocab"], k: int, banned: Int[Tensor, " ids"] | None
+        self,
+        scores: Float[Tensor, "rows vocab"],
+        k: int,
+        banned: Int[Tensor, " ids"] | None,
+        base: Float[Tensor, " rows"],
     ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-        """The k largest log-probabilities of every row, equal ones in order, and their ids.
+        """The k largest of base + log-probability of every row, equal ones in order, and their ids.
 
         ``banned`` ids, ascending, count for the others' probabilities and are not found. Where there are
         fewer than k finite ones, the rest is -inf; in a row with NaN or infinity, NaN.
         """
-        scores = scores.contiguous()
+        scores, base = scores.contiguous(), base.to(scores.dtype).contiguous()
         rows, width = scores.shape
         values = scores.new_empty(rows, k)
         ids = torch.empty(rows, k, dtype=torch.long)
         self._best(
             scores.data_ptr(),
+            base.data_ptr(),
             rows,
             width,
             None if banned is None else banned.data_ptr(),
