@@ -128,7 +128,7 @@ def test_weights_that_lie_column_by_column(float32):
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 13, 25, 53])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 7, 8, 13, 25, 53])
 def test_products(rows):
     """One map, its outputs shared out to threads; outputs that fill no panel, inputs that fill no vector."""
     for dtype in (torch.float32, torch.float64):
@@ -144,6 +144,18 @@ def test_products(rows):
                 torch.testing.assert_close(
                     found, expected, rtol=0, atol=3e-4 if dtype == torch.float32 else 1e-11
                 )
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [49, 50])
+def test_products_of_wide_rows(rows):
+    """Which are taken in blocks of rows, the last of one row or two."""
+    machine = library(torch.float64)
+    x = torch.linspace(-1, 1, rows * 8200, dtype=torch.float64).view(rows, 8200).sin()
+    numbers = (torch.arange(5 * 8200) * 31 % 255 - 127).view(5, 8200)
+    for kind in (torch.float64, torch.bfloat16, torch.int8):
+        found = machine.linear(x, numbers.to(kind), None, None)
+        torch.testing.assert_close(found, x @ numbers.double().t(), rtol=0, atol=1e-8)
 
 
 @needs_compiler

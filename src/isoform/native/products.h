@@ -14,15 +14,26 @@ template <int O> static inline void put(const Out& o, i64 row, i64 column, const
     UNROLL for (int a = 0; a < O; a++) o.to[row * o.stride + column + a] = value[a];
 }
 
+// What will be read next, `by` bytes of it with every turn of a loop: memory works while others are multiplied.
+struct Ahead {
+    const char* at; i64 by;
+    void go() {
+        __builtin_prefetch(at);
+        if (VECTOR > 32) __builtin_prefetch(at + 64);
+        at += by;
+    }
+};
+
 // O outputs of R rows; U: how many vectors of them are taken at a time, each with sums of its own.
 template <class W, int O, int R, int U>
-static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column) {
+static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, Ahead& ahead) {
     vec sums[U][R][O];
     UNROLL for (int u = 0; u < U; u++)
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int a = 0; a < O; a++) sums[u][r][a] = vec{};
     i64 k = 0;
     for (; k + LANES * U <= width; k += LANES * U) {
+        ahead.go();
         UNROLL for (int u = 0; u < U; u++) {
             vec given[R];
             UNROLL for (int r = 0; r < R; r++) {
@@ -33,7 +44,7 @@ static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, 
                 vec wide = load(w + a * ldw + k + u * LANES);
                 KEEP(wide);
                 // The next tile's: rows are too short for the processor to see where they lead.
-                if (R <= 2) __builtin_prefetch(w + (a + O) * ldw + k + u * LANES);
+                if (R <= 2 && !ahead.by) __builtin_prefetch(w + (a + O) * ldw + k + u * LANES);
                 UNROLL for (int r = 0; r < R; r++) sums[u][r][a] += wide * given[r];
             }
         }
@@ -58,9 +69,13 @@ constexpr int MOST = 3;
 // The given rows against O outputs. The last tile has one row or two.
 template <class W, int O>
 static inline void rows_of(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 end, i64 column) {
-    for (; end - row > MOST && end - row != 4; row += MOST) tile<W, O, MOST, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column);
-    for (; end - row >= 2; row += 2) tile<W, O, 2, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column);
-    if (row < end) tile<W, O, 1, 2>(w, ldw, x + row * ldx, ldx, width, o, row, column);
+    i64 tiles = 0, left = end - row;
+    for (; left > MOST && left != 4; left -= MOST) tiles++;
+    tiles += (left + 1) / 2;
+    Ahead ahead{(const char*)(w + O * ldw), tiles > 1 ? O * LANES * i64(sizeof(W)) / tiles : 0};
+    for (; end - row > MOST && end - row != 4; row += MOST) tile<W, O, MOST, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column, ahead);
+    for (; end - row >= 2; row += 2) tile<W, O, 2, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column, ahead);
+    if (row < end) tile<W, O, 1, 2>(w, ldw, x + row * ldx, ldx, width, o, row, column, ahead);
 }
 
 // Many rows: a panel of outputs is turned, so that a vector holds outputs, and nothing is added across it.
@@ -125,10 +140,11 @@ static inline void put(const Out& o, i64 row, i64 column, vec value, i64 outs) {
 }
 
 template <int R>
-static inline void panel_tile(const real* panel, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, i64 outs) {
+static inline void panel_tile(const real* panel, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, i64 outs, Ahead& ahead) {
     vec sums[R][2];
     UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = vec{};
     for (i64 k = 0; k < width; k++) {
+        ahead.go();
         const vec low = load(panel + k * PANEL), high = load(panel + k * PANEL + LANES);
         UNROLL for (int r = 0; r < R; r++) {
             const vec given = x[r * ldx + k] - vec{};
@@ -148,8 +164,15 @@ constexpr int TALL = 12;  // rows a panel's tile: as many as there are registers
 #else
 constexpr int TALL = 6;
 #endif
+// `count` rows, 1 … R.
+template <int R>
+static void panel_rows(i64 count, const real* panel, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, i64 outs, Ahead& ahead) {
+    if (count == R) return panel_tile<R>(panel, x, ldx, width, o, row, column, outs, ahead);
+    if constexpr (R > 1) panel_rows<R - 1>(count, panel, x, ldx, width, o, row, column, outs, ahead);
+}
+
 // Rows from which turning pays, by what the tiles of few rows have to widen again and again.
-static inline i64 many(int form) { return form == WIDE ? 48 : form == BFLOAT16 ? 12 : 24; }
+static inline i64 many(int form) { return form == WIDE ? 48 : form == BFLOAT16 ? TALL - 1 : VECTOR == 64 ? 24 : 16; }
 template <class W> constexpr int form_of = sizeof(W) == sizeof(real) ? WIDE : sizeof(W) == 2 ? BFLOAT16 : INT8;
 
 // Outputs begin .. end of all rows.
@@ -157,8 +180,9 @@ template <class W>
 static void product(const W* w, const real* x, i64 ldx, i64 rows, i64 width, const Out& o, i64 begin, i64 end, real* spare) {
     i64 c = begin;
     if (rows == 1) {
-        for (; c + 4 <= end; c += 4) tile<W, 4, 1, 2>(w + c * width, width, x, ldx, width, o, 0, c);
-        for (; c < end; c++) tile<W, 1, 1, 4>(w + c * width, width, x, ldx, width, o, 0, c);
+        Ahead none{nullptr, 0};
+        for (; c + 4 <= end; c += 4) tile<W, 4, 1, 2>(w + c * width, width, x, ldx, width, o, 0, c, none);
+        for (; c < end; c++) tile<W, 1, 1, 4>(w + c * width, width, x, ldx, width, o, 0, c, none);
         return;
     }
     if (rows < many(form_of<W>)) {
@@ -173,10 +197,12 @@ static void product(const W* w, const real* x, i64 ldx, i64 rows, i64 width, con
         for (c = begin; c < end; c += PANEL) {
             const i64 outs = end - c < PANEL ? end - c : PANEL;
             turn(w + c * width, width, outs, width, spare);
-            i64 row = first;
-            for (; last - row >= TALL; row += TALL) panel_tile<TALL>(spare, x + row * ldx, ldx, width, o, row, c, outs);
-            for (; last - row >= 4; row += 4) panel_tile<4>(spare, x + row * ldx, ldx, width, o, row, c, outs);
-            for (; row < last; row++) panel_tile<1>(spare, x + row * ldx, ldx, width, o, row, c, outs);
+            Ahead ahead{(const char*)(w + (c + PANEL) * width), PANEL * i64(sizeof(W)) * TALL / (last - first) + 1};
+            const i64 tiles = (last - first + TALL - 1) / TALL;
+            for (i64 t = 0; t < tiles; t++) {  // as high as each other: low ones wait for their own sums
+                const i64 row = first + (last - first) * t / tiles, next = first + (last - first) * (t + 1) / tiles;
+                panel_rows<TALL>(next - row, spare, x + row * ldx, ldx, width, o, row, c, outs, ahead);
+            }
         }
     }
 }
