@@ -31,6 +31,8 @@ T5 = {
 }  # fmt: skip
 GPT2 = {"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40}
 
+WIDE = {"hidden_size": 24}
+
 NEVER = {"prefix", "documents"}  # only inputs of ours say what these need
 PLAIN = NEVER | {"window", "cross-padding"}
 NO_LOSS = {"ties", "loss-shift", "loss-average"}
@@ -85,6 +87,53 @@ CLASSES: dict[str, tuple[Any, set[str], set[str]]] = {
     "x-encoder": (
         lambda: x_transformer("Encoder"), PLAIN | NO_LOSS | {"causality", "train-dropout"} | NO_STEPS,
         {"padding-left"},
+    ),
+    # Layers of two kinds: each is held to its own window.
+    "gemma2": (
+        lambda: theirs(
+            "Gemma2", {**HIDDEN, "num_key_value_heads": 3, "head_dim": 8, "sliding_window": 4}, "ForCausalLM"
+        ),
+        NEVER | {"cross-padding", "train-dropout"}, set(),
+    ),
+    "gpt-neo": (
+        lambda: theirs("GPTNeo", {
+            "vocab_size": 61, "hidden_size": 24, "num_layers": 2, "num_heads": 3, "window_size": 4,
+            "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 40,
+        }, "ForCausalLM"),
+        NEVER | {"cross-padding", "train-dropout"}, set(),
+    ),
+    "modernbert": (
+        lambda: theirs("ModernBert", {**HIDDEN, "pad_token_id": 0, "local_attention": 4}, "ForMaskedLM"),
+        NEVER | {"causality", "cross-padding", "train-dropout"} | NO_STEPS, set(),
+    ),
+    "bloom": (
+        lambda: theirs("Bloom", {k: GPT2[k] for k in ("vocab_size", "n_layer", "n_head")} | WIDE, "ForCausalLM"),
+        PLAIN | {"train-dropout"}, set(),
+    ),
+    # Begins its decoder inputs with the last label, a language.
+    "mbart": (
+        lambda: theirs("MBart", BART, "ForConditionalGeneration"), NEVER | {"window"}, {"padding-left"},
+    ),
+    # Counts tokens by the padding id, whatever the mask says; leaves layers out in training.
+    "m2m": (lambda: theirs("M2M100", BART, "ForConditionalGeneration"), NEVER | {"window"}, set()),
+    # Adds to the positions it is given, in place.
+    "xglm": (
+        lambda: theirs("XGLM", {
+            "vocab_size": 61, "d_model": 24, "num_layers": 2, "attention_heads": 3, "ffn_dim": 20,
+            "max_position_embeddings": 40,
+        }, "ForCausalLM"),
+        PLAIN, set(),
+    ),
+    # A language model by its name that reads both ways.
+    "xlnet": (
+        lambda: theirs("XLNet", {
+            "vocab_size": 61, "d_model": 24, "n_layer": 2, "n_head": 3, "d_inner": 20,
+        }, "LMHeadModel"),
+        PLAIN | {"causality"} | NO_STEPS, set(),
+    ),
+    "x-alibi": (
+        lambda: x_transformer("Decoder", alibi_pos_bias=True, rotary_pos_emb=False),
+        PLAIN | NO_LOSS | {"train-dropout"} | NO_STEPS, set(),
     ),
     "plain": (
         Plain,

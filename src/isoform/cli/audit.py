@@ -16,6 +16,14 @@ def command(
         str | None,
         typer.Option(help="causal, prefix or bidirectional; unset: read off the model.", show_default=False),
     ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Positions that every layer reads; unset: read off the configuration.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         list[str] | None, typer.Option("--check", help="Only this check; may be repeated.")
     ] = None,
@@ -38,6 +46,7 @@ def command(
         module,
         subjects.inputs(module, inputs),
         promise=promise,  # type: ignore[arg-type]
+        window=window,
         checks=check,
         compiled=compiled,
         seed=seed,

@@ -12,6 +12,8 @@ from isoform.errors import DataError
 from isoform.tokens import Tokens
 from isoform.verify.subject import vocabulary_size
 
+_ENCODERS = nn.TransformerEncoder | nn.TransformerEncoderLayer
+_DECODERS = nn.TransformerDecoder | nn.TransformerDecoderLayer
 BATCH, LENGTH, SOURCE = 3, 11, 9
 
 
@@ -32,8 +34,10 @@ def example_inputs(module: nn.Module, *, length: int = LENGTH, seed: int = 0) ->
     names = inspect.signature(module.forward).parameters
     generator = torch.Generator().manual_seed(seed)
     length = min(length, _longest(module))
-    if isinstance(module, nn.Transformer | nn.TransformerEncoder | nn.TransformerDecoder):
+    if isinstance(module, nn.Transformer | _ENCODERS | _DECODERS):
         return _of_torch(module, length, generator)
+    if isinstance(module, nn.MultiheadAttention):
+        raise DataError("MultiheadAttention reads queries, keys and values apart; audit the layer it is in")
     if "tokens" in names:
         return _of_isoform(module, length, generator)
     ids, real = _ids(module, length, generator), _real(length)
@@ -83,10 +87,10 @@ def _of_torch(module: nn.Module, length: int, generator: torch.Generator) -> dic
         x = torch.randn(BATCH, size, attention.embed_dim, generator=generator, dtype=torch.float64).to(dtype)
         return x if attention.batch_first else x.transpose(0, 1)
 
-    if isinstance(module, nn.TransformerEncoder):
+    if isinstance(module, _ENCODERS):
         return {"src": vectors(length), "src_key_padding_mask": ~_real(length)}
     mask = nn.Transformer.generate_square_subsequent_mask(length - 2, dtype=dtype)
-    if isinstance(module, nn.TransformerDecoder):
+    if isinstance(module, _DECODERS):
         return {"tgt": vectors(length - 2), "memory": vectors(length), "tgt_mask": mask}
     return {
         "src": vectors(length),

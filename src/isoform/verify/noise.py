@@ -48,7 +48,7 @@ def in_double(module: nn.Module, kwargs: dict[str, Any]) -> tuple[nn.Module, dic
         wide = copy.deepcopy(module).double()
         inputs = {name: _double(value) for name, value in kwargs.items()}
         with torch.no_grad(), _Roundings() as seen:
-            wide(**inputs)
+            wide(**{name: v.clone() if isinstance(v, Tensor) else v for name, v in inputs.items()})
     except (RuntimeError, TypeError, ValueError):
         return module, kwargs
     return (module, kwargs) if seen.found else (wide, inputs)

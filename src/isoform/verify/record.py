@@ -42,6 +42,7 @@ def record(
         The recording. An operation in place is recorded as a new node; the old value is kept by a copy.
     """
     subject = Subject(module, inputs)
+    subject.kwargs = subject.given()
     with mode(module, training=False):
         recording = _run(subject, in_memory)
     if path is not None:

@@ -27,12 +27,14 @@ class Stepper:
         call: (start, ids ``[B, n]``, state) → (logits, state).
         chunks: several positions can be given at once.
         name: how it is done.
+        reorder: (state, order of rows) → the state of the rows in that order; None: no way is known.
     """
 
     subject: Subject
     call: Callable[[int, Tensor, Any], tuple[Tensor, Any]]
     chunks: bool
     name: str
+    reorder: Callable[[Any, Tensor], Any] | None = None
 
     def run(self, sizes: Sequence[int]) -> Tensor:
         """Results ``[B, T, V]`` of steps of these sizes."""
@@ -44,6 +46,27 @@ class Stepper:
                 found.append(logits if logits.dim() == 3 else logits[:, None])
                 at += size
         return torch.cat(found, 1)
+
+    def swapped(self, half: int) -> tuple[Tensor, Tensor] | None:
+        """Steps of which the second half goes on with the rows in the opposite order, as beams may.
+
+        Returns:
+            Results ``[B, T, V]`` of the rows in the opposite order, and the order; None: no way is known.
+        """
+        ids = self.subject.content(self.subject.target)
+        order = torch.arange(len(ids) - 1, -1, -1, device=ids.device)
+        other = stepper(Subject(self.subject.module, self.subject.rows(order)))
+        if self.reorder is None or other is None or len(ids) < 2:
+            return None
+        state, found = None, list[Tensor]()
+        with torch.no_grad():
+            for at in range(ids.shape[1]):
+                if at == half:
+                    state = self.reorder(state, order)
+                by, row = (self, ids) if at < half else (other, ids[order])
+                logits, state = by.call(at, row[:, at : at + 1], state)
+                found.append(logits[order] if at < half else logits)
+        return torch.cat(found, 1), order
 
     def at(self, place: int) -> tuple[nn.Module, dict[str, Tensor]]:
         """The single step at a place as a module of its own, with what it reads."""
@@ -78,7 +101,8 @@ def stepper(subject: Subject, step: Step | None = None) -> Stepper | None:
         subject.module
     ):
         call = functools.partial(_with_past, subject)
-        return Stepper(subject, call, True, "past_key_values")
+        order = functools.partial(_reordered, subject.module)
+        return Stepper(subject, call, True, "past_key_values", order)
     return None
 
 
@@ -89,6 +113,14 @@ def keeps_past(module: Any) -> bool:
     encoder_only = getattr(config, "is_decoder", None) is False and not both
     name = type(module).__name__
     return not encoder_only or "CausalLM" in name or "LMHead" in name
+
+
+def _reordered(module: Any, past: Any, order: Tensor) -> Any:
+    """As beam search does it: by the cache's own means, else by the model's."""
+    if hasattr(past, "reorder_cache"):
+        again = past.reorder_cache(order)
+        return past if again is None else again
+    return module._reorder_cache(past, order)
 
 
 def _with_past(subject: Subject, at: int, ids: Tensor, past: Any) -> tuple[Tensor, Any]:

@@ -34,6 +34,9 @@ _SOURCES = frozenset(("source", "src", "memory", "enc", "encoder", "context"))
 _TARGETS = frozenset(("target", "tgt", "trg", "dec", "decoder"))
 """Words of an argument's name."""
 
+DOCUMENTS = ("documents", "document_ids", "doc_ids", "document_id", "doc_id")
+PREFIXES = ("prefix_lengths", "prefix_length", "prefix_lens", "prefix_len", "prefix")
+"""Arguments with the numbers of packed documents, and with lengths of conditions that are read both ways."""
 _GENERIC_MASKS: tuple[tuple[str, MaskTruth], ...] = (
     ("attention_mask", "real"),
     ("padding_mask", "padding"),
@@ -109,7 +112,8 @@ def _reads(name: str, value: Tensor, more: bool) -> bool:
     if not _is_content(value):
         return False
     word = name.lower()
-    other = any(part in word for part in ("mask", "type", "segment", "position", "label", "real", "pad"))
+    kinds = ("mask", "type", "segment", "position", "label", "real", "pad", "prefix")
+    other = name in DOCUMENTS or any(part in word for part in kinds)
     return not more or (not value.is_floating_point() and not other)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from isoform.errors import ShapeError
 from isoform.tokens import Tokens
 from isoform.verify.inline import listening
-from isoform.verify.streams import Stream, find_streams
+from isoform.verify.streams import DOCUMENTS, PREFIXES, Stream, find_streams
 from isoform.verify.watching import Run, Seen, batch_time, main_tensor, mode, watching
 
 __all__ = [
@@ -73,6 +73,25 @@ class Subject:
             return torch.ones(content.shape[:2], dtype=torch.bool, device=content.device)
         return mask.bool() if stream.truth == "real" else ~mask.bool()
 
+    def documents(self) -> Tensor | None:
+        """``[B, T]`` numbers of the packed documents that go with the target."""
+        value = self.kwargs.get(self.target.name)
+        if isinstance(value, Tokens):
+            return value.documents
+        shape = self.content(self.target).shape[:2]
+        given = (self.kwargs.get(name) for name in DOCUMENTS)
+        return next((x for x in given if isinstance(x, Tensor) and x.shape == shape), None)
+
+    def prefix(self) -> Tensor | None:
+        """``[B]`` lengths of the condition that goes in front of the target."""
+        value = self.kwargs.get(self.target.name)
+        if isinstance(value, Tokens):
+            return value.prefix
+        batch = self.content(self.target).shape[:1]
+        given = (self.kwargs.get(name) for name in PREFIXES)
+        found = next((x for x in given if isinstance(x, Tensor | int)), None)
+        return None if found is None else torch.as_tensor(found).expand(batch)
+
     def with_content(
         self, stream: Stream, content: Tensor, real: Tensor | None, kwargs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -121,6 +140,11 @@ class Subject:
                 picked[name] = value
         return picked
 
+    def given(self, kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The inputs as copies, for some modules write to what they are given (to positions, say)."""
+        kwargs = self.kwargs if kwargs is None else kwargs
+        return {name: v.clone() if isinstance(v, Tensor) else v for name, v in kwargs.items()}
+
     def run(self, kwargs: Mapping[str, Any] | None = None, *, grad: bool = False) -> Run:
         """Run the module as it is, keeping every submodule's output."""
         return self._run(kwargs, [], grad, contextlib.nullcontext())
@@ -139,7 +163,7 @@ class Subject:
         around: AbstractContextManager[None],
     ) -> Run:
         with torch.set_grad_enabled(grad), watching(self.module, seen), around:
-            result = self.module(**(self.kwargs if kwargs is None else kwargs))
+            result = self.module(**self.given(kwargs))
         return Run(tuple(seen), self.batch_major(main_tensor(result)), result)
 
     def batch_major(self, value: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ def promised(subject: Subject) -> tuple[Promise | None, str]:
         return "causal", "the configuration: a decoder predicts each token from those before it"
     if getattr(config, "encoder", None) is not None and hasattr(config.encoder, "visibility"):
         return "bidirectional", "config.encoder.visibility"
+    if subject.prefix() is not None:
+        return "prefix", "the prefix lengths among the inputs"
     name = type(module).__name__
     if isinstance(module, nn.TransformerEncoder | nn.TransformerEncoderLayer):
         asked = subject.kwargs.get("is_causal") or _is_triangle(
@@ -47,6 +49,8 @@ def promised(subject: Subject) -> tuple[Promise | None, str]:
     if isinstance(module, nn.TransformerDecoder | nn.TransformerDecoderLayer | nn.Transformer):
         asked = subject.kwargs.get("tgt_is_causal") or _is_triangle(subject.kwargs.get("tgt_mask"))
         return ("causal", "the mask passed in") if asked else (None, "no tgt_mask was passed in")
+    if getattr(config, "attn_type", None) in ("uni", "bi"):
+        return ("causal" if config.attn_type == "uni" else "bidirectional"), "config.attn_type"
     if getattr(config, "is_encoder_decoder", False) is True or getattr(config, "is_decoder", False) is True:
         return "causal", "config.is_decoder or is_encoder_decoder"
     if re.search(r"causal|lmhead|gpt|decoder|llama|generat", name, re.IGNORECASE):

@@ -48,14 +48,14 @@ def check_masked_rows(subject: Subject) -> Check:
 
 
 def _finite(subject: Subject, inputs: dict[str, Any], dtype: torch.dtype | None) -> str | None:
-    module, kwargs = subject.module, inputs
+    module, kwargs = subject.module, subject.given(inputs)
     try:
         module = copy.deepcopy(subject.module)
         if dtype is not None:
             module = module.to(dtype)
             kwargs = {
                 k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
-                for k, v in inputs.items()
+                for k, v in kwargs.items()
             }
         module.eval()
         module.zero_grad(set_to_none=True)
@@ -81,7 +81,9 @@ def check_normalisation(subject: Subject) -> Check:
     if not norms:
         return Check(name, None, "no module looks like a normalisation over features")
     worst: dict[str, Any] = {"modules": len(norms)}
+    alone = 0
     for path, module in norms:
+        alone += 1
         width = _width(module)
         parameter = next(module.parameters(), None)
         dtype = parameter.dtype if parameter is not None else torch.get_default_dtype()
@@ -97,16 +99,20 @@ def check_normalisation(subject: Subject) -> Check:
                     (grad,) = torch.autograd.grad(y.square().sum(), x)
             except (RuntimeError, TypeError, ValueError) as error:
                 worst[path] = f"cannot be run alone: {' '.join(str(error).split())[:80]}"
+                alone -= 1
                 break
             if not bool(y.isfinite().all()) or not bool(grad.isfinite().all()):
                 what = "value" if not bool(y.isfinite().all()) else "gradient"
                 why = "its eps is zero, too small, or in the wrong place"
                 statement = f"{path} gives a non-finite {what} on {label}: {why}"
                 return Check(name, False, statement, {"module": path, "input": label})
+    if not alone:
+        path, why = next((path, worst[path]) for path, _ in norms)
+        return Check(name, None, f"none of {len(norms)} norms can be run alone: {path} {why}", worst)
     return Check(
         name,
         True,
-        f"{len(norms)} norms are finite on constant, zero and tiny-variance vectors",
+        f"{alone} of {len(norms)} norms are finite on constant, zero and tiny-variance vectors",
         worst,
         "that eps keeps each norm away from 0/0",
         "whether eps has the value the weights were trained with",
@@ -116,11 +122,13 @@ def check_normalisation(subject: Subject) -> Check:
 def _is_norm(module: nn.Module) -> bool:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         return len(module.normalized_shape) == 1
-    weight = getattr(module, "weight", None)
-    has_gain = isinstance(weight, Tensor) and weight.dim() == 1
-    return "norm" in type(module).__name__.lower() and has_gain and not list(module.children())
+    if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm):  # pyright: ignore[reportPrivateUsage]
+        return False  # over other axes
+    gains = [p.dim() == 1 for p in module.parameters(recurse=False)]
+    named = "norm" in type(module).__name__.lower()
+    return named and bool(gains) and all(gains) and not list(module.children())
 
 
 def _width(module: Any) -> int:
-    weight = getattr(module, "weight", None)
-    return int(weight.shape[0] if isinstance(weight, Tensor) else module.normalized_shape[0])
+    gain = next(module.parameters(), None)
+    return int(gain.shape[0] if isinstance(gain, Tensor) else module.normalized_shape[0])

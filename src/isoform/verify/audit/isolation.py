@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,78 +9,55 @@ from isoform.tokens import Tokens
 from isoform.verify.audit.causality import Promise, judge, promised
 from isoform.verify.audit.report import Check, one_line
 from isoform.verify.noise import largest_difference, tolerance
-from isoform.verify.subject import Subject
+from isoform.verify.streams import DOCUMENTS, PREFIXES
+from isoform.verify.subject import Run, Subject
 
 
 def check_prefix(subject: Subject, promise: Promise | None, *, seed: int = 0) -> Check:
     """The condition reads all of itself; the rest reads nothing after it (6.33)."""
-    value = subject.kwargs.get(subject.target.name)
-    if not isinstance(value, Tokens) or value.prefix is None:
-        return Check("prefix", None, "no prefix length goes with the input (Tokens.prefix)")
+    prefix = subject.prefix()
+    if prefix is None:
+        return Check("prefix", None, f"no prefix length goes with the input (Tokens.prefix, {PREFIXES[0]})")
     if (promise or promised(subject)[0]) != "prefix":
         return Check("prefix", None, "does not promise the prefix rule")
-    places, prefix = value.places(), value.prefix[:, None]
+    value, real = subject.kwargs.get(subject.target.name), subject.real(subject.target)
+    places = value.places() if isinstance(value, Tokens) else torch.arange(real.shape[1]).expand_as(real)
+    prefix = prefix[:, None]
 
     def forbidden(key: int) -> Tensor:
         at = places[:, key : key + 1]
-        return (places < at) & ~((places < prefix) & (at < prefix)) & value.real_or_ones()
+        return (places < at) & ~((places < prefix) & (at < prefix)) & real
 
-    return judge("prefix", subject, forbidden, "prefix", "Tokens.prefix", seed)
+    return judge("prefix", subject, forbidden, "prefix", "the prefix lengths", seed)
 
 
 def check_documents(subject: Subject, *, seed: int = 0) -> Check:
     """Packed documents do not see each other."""
-    value = subject.kwargs.get(subject.target.name)
-    if not isinstance(value, Tokens) or value.documents is None:
-        return Check("documents", None, "no document numbers go with the input (Tokens.documents)")
-    documents = value.documents
+    documents = subject.documents()
+    if documents is None:
+        why = f"no document numbers go with the input (Tokens.documents, {DOCUMENTS[0]})"
+        return Check("documents", None, why)
 
     def forbidden(key: int) -> Tensor:
         return documents != documents[:, key : key + 1]
 
-    return judge("documents", subject, forbidden, "causal", "Tokens.documents", seed)
+    return judge("documents", subject, forbidden, "causal", "the document numbers", seed)
 
 
-def check_window(subject: Subject, *, seed: int = 0) -> Check:
-    """After ℓ layers nothing farther than ℓ·(window - 1) positions back has been read."""
-    windows = _windows(subject.module)
+def _first(subject: Subject, run: Run, again: Run, rows: Tensor) -> str:
+    """Where rows of a batch first give something else than in another batch, in words."""
     length = subject.content(subject.target).shape[1]
-    if windows is None or all(w is None for w in windows):
-        return Check("window", None, "no window is configured")
-    reach = 0
-    for w in windows:
-        reach = length if w is None else reach + w - 1
-    if reach >= length - 1:
-        return Check(
-            "window",
-            None,
-            f"the input ({length} positions) is not longer than the reach of all windows ({reach})",
-        )
-    batch = subject.content(subject.target).shape[0]
-    total = reach
-
-    def forbidden(key: int) -> Tensor:
-        return (torch.arange(length) > key + total).expand(batch, -1)
-
-    return judge("window", subject, forbidden, "causal", f"windows {windows}", seed)
-
-
-def _windows(module: Any) -> list[int | None] | None:
-    config = getattr(module, "config", None)
-    stack = getattr(config, "decoder", None) or getattr(config, "encoder", None)
-    listed: Any = getattr(stack, "layers", None)
-    if callable(listed):
-        layers_of: Any = listed()
-        return [layer.attention.window for layer in layers_of]
-    window, layers = getattr(config, "sliding_window", None), getattr(config, "num_hidden_layers", None)
-    if not isinstance(window, int) or not isinstance(layers, int):
-        return None
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    types: Any = getattr(config, "layer_types", None)
-    if types:
-        return [window if kind == "sliding_attention" else None for kind in types]
-    return [window for _ in range(layers)]
+    real = subject.real(subject.target)[rows]
+    whole = subject.timed(run, len(subject.real(subject.target)), length)
+    for a, b in zip(whole, subject.timed(again, len(rows), length), strict=False):
+        want = a.value[rows]
+        if a.path != b.path or want.shape != b.value.shape:
+            continue
+        gap = (want - b.value).abs().flatten(2).amax(-1).masked_fill(~real, 0.0)
+        if float(gap.max()) > tolerance(want):
+            row, place = divmod(int(gap.argmax()), length)
+            return f", first at {a.path} (row {int(rows[row])}, position {place}: {float(gap.max()):.3g})"
+    return ""
 
 
 def check_batch_independence(subject: Subject) -> Check:
@@ -90,14 +65,16 @@ def check_batch_independence(subject: Subject) -> Check:
     name, batch = "batch-independence", subject.content(subject.target).shape[0]
     if batch < 2:
         return Check(name, None, "the batch has one row; at least two are needed")
-    base = subject.run().output
+    run = subject.run()
+    base = run.output
     order = torch.arange(batch - 1, -1, -1)
     for rows, what in [
         (order, "in reverse order"),
         *[(torch.tensor([b]), f"row {b} alone") for b in range(min(batch, 4))],
     ]:
         try:
-            other = subject.run(subject.rows(rows)).output
+            again = subject.run(subject.rows(rows))
+            other = again.output
         except (RuntimeError, ValueError, IndexError) as error:
             return Check(name, False, f"it cannot be run with {what}: {one_line(error)}")
         want = base[rows]
@@ -110,7 +87,8 @@ def check_batch_independence(subject: Subject) -> Check:
             return Check(
                 name,
                 False,
-                f"{what}: the output moves by {gap:.3g}; rows of a batch read each other",
+                f"{what}: the output moves by {gap:.3g}{_first(subject, run, again, rows)}; rows of a batch "
+                "read each other",
                 {"size": gap},
             )
     return Check(name, True, f"{batch} rows give the same alone and in reverse order", {"rows": batch})

@@ -185,7 +185,7 @@ def _run_with_leaf(subject: Subject) -> tuple[list[Seen], Tensor | None]:
     content = subject.content(stream)
     batch, length = content.shape[:2]
     leaf: list[Tensor] = []
-    kwargs = dict(subject.kwargs)
+    kwargs = subject.given()
     handles: list[Any] = []
     if content.is_floating_point():
         leaf.append(kwargs[stream.name].detach().clone().requires_grad_())

@@ -41,6 +41,10 @@ def check_loss_shift(subject: Subject) -> Check:
     evidence["shift_in_loss"] = found
     if inputs is not None:  # the model makes its decoder inputs from the labels, so the shift must be there
         place = _own_label(subject, labels, inputs)
+        last = labels.shape[1] - 1
+        if not found and place == last and _starts_with_the_last(subject, labels, inputs):
+            said = "exactly one shift, in the decoder inputs; the first is the last label (a language)"
+            return Check(name, True, said, evidence, shown, rest)
         if found or place is not None:
             seen = (
                 f"the output at position {place} changes with the label at position {place}, its own answer"
@@ -89,6 +93,14 @@ def _own_label(subject: Subject, labels: Tensor, inputs: dict[str, Any]) -> int 
         if not same(logits[:, : place + 1], base[:, : place + 1]):
             return place
     return None
+
+
+def _starts_with_the_last(subject: Subject, labels: Tensor, inputs: dict[str, Any]) -> bool:
+    """Whether the model takes the last label for the first decoder input, and for no other."""
+    _, whole = _loss(subject, labels, inputs)
+    given = torch.cat([labels[:, -1:], labels[:, :-1]], 1)
+    plain = main_tensor(subject.run({**inputs, subject.target.name: given}).result)
+    return plain.shape == whole.shape and same(plain, whole)
 
 
 def check_loss_average(subject: Subject) -> Check:

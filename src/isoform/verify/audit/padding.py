@@ -13,6 +13,7 @@ from isoform.tokens import Tokens
 from isoform.verify.audit.leaks import pairs_of
 from isoform.verify.audit.report import Check, one_line
 from isoform.verify.noise import largest_difference, tolerance
+from isoform.verify.streams import DOCUMENTS
 from isoform.verify.subject import Seen, Stream, Subject
 
 _SHOWS_PADDING = (
@@ -40,7 +41,19 @@ def check_padding(subject: Subject, side: Literal["left", "right"], *, seed: int
     if best.passed and best is not results[0]:
         remark = "; only with position_ids that count real tokens, without them padding shifts every position"
         return dataclasses.replace(best, statement=best.statement + remark)
+    if best.passed is False and side == "left" and _pad_id(subject, content) is not None:
+        here = Subject(subject.module, inputs)  # positions may be counted by the padding id, not by the mask
+        rest = "what other ids behind the mask do: they shift positions"
+        only = _alone(subject, here, stream, here.run().output, real, name, rest)
+        if only.passed and only.evidence["rows_alone"]:
+            statement = "each padded row equals the row alone, if the padding id stands at its padding"
+            return dataclasses.replace(only, statement=statement)
     return best
+
+
+def _pad_id(subject: Subject, content: Tensor) -> int | None:
+    pad = getattr(getattr(subject.module, "config", None), "pad_token_id", None)
+    return pad if isinstance(pad, int) and not content.is_floating_point() else None
 
 
 def _padding_result(
@@ -137,7 +150,7 @@ def _one_row(here: Subject, stream: Stream, row: int, keep: Tensor) -> dict[str,
             extra != stream.name
             and isinstance(given, Tensor)
             and given.dim() == 2
-            and extra in ("position_ids", "token_type_ids")
+            and extra in ("position_ids", "token_type_ids", *DOCUMENTS)
         ):
             single[extra] = given[:, keep]
     return single
@@ -164,10 +177,8 @@ def _pad(subject: Subject, stream: Stream, side: Literal["left", "right"]) -> tu
         new[b] = content[b].roll(1, 0)
         new[b, place] = rows[b][:n]
         flags[b, place] = True
-    pad = getattr(getattr(subject.module, "config", None), "pad_token_id", None)
-    if isinstance(pad, int) and not new.is_floating_point():
-        new = torch.where(flags, new, pad)
-    return new, flags
+    pad = _pad_id(subject, new)
+    return new if pad is None else torch.where(flags, new, pad), flags
 
 
 def check_cross_padding(subject: Subject, *, seed: int = 0) -> Check:

@@ -85,7 +85,7 @@ def _paths(subject: Subject, compiled: bool) -> Iterator[tuple[str, Callable[[],
 
     def inference() -> Tensor:
         with torch.inference_mode():
-            return subject.batch_major(main_tensor(subject.module(**subject.kwargs))).clone()
+            return subject.batch_major(main_tensor(subject.module(**subject.given()))).clone()
 
     yield "inference mode", inference
 
@@ -134,7 +134,7 @@ def _with_backend(subject: Subject, backend: str) -> Tensor:
 
 def _output(subject: Subject, module: nn.Module) -> Tensor:
     with torch.no_grad():
-        return subject.batch_major(main_tensor(module(**subject.kwargs)))
+        return subject.batch_major(main_tensor(module(**subject.given())))
 
 
 def _has_batch_statistics(module: nn.Module) -> bool:
@@ -148,16 +148,8 @@ def without_dropout(module: nn.Module) -> Generator[nn.Module]:
     for m in twin.modules():
         if isinstance(m, nn.Dropout | nn.Dropout1d):
             m.p = 0.0
-        for name in (
-            "dropout",
-            "attention_dropout",
-            "activation_dropout",
-            "dropout_p",
-            "p",
-            "attn_dropout",
-            "dropout_prob",
-        ):
-            if isinstance(getattr(m, name, None), float):
+        for name, value in list(vars(m).items()):  # dropout_p, attention_dropout, layerdrop, drop_path
+            if isinstance(value, float) and (name == "p" or "drop" in name):
                 setattr(m, name, 0.0)
         cfg = getattr(m, "cfg", None)
         if isinstance(getattr(cfg, "dropout", None), float):

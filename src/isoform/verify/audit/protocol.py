@@ -176,7 +176,8 @@ def _training_start(subject: Subject, own: _Own) -> Check | None:
     if source is None:
         return None
     inputs = {source.name: subject.content(source)[:1]}
-    labels = subject.content(subject.target)[:1]
+    labels = subject.content(subject.target)[:1].clone()
+    labels[:, -1] = own.prompt[0]  # some put the last label first: a language, which generation starts with
     given = torch.cat([own.prompt[None, :1], labels[:, :-1]], 1)
     with torch.no_grad():
         shifted = main_tensor(module(**inputs, labels=labels))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from isoform.verify.audit.report import Check
 from isoform.verify.noise import largest_difference
-from isoform.verify.subject import Subject, main_tensor
+from isoform.verify.subject import Subject
 
 
 def tied_groups(module: nn.Module) -> list[tuple[str, ...]]:
@@ -94,9 +94,8 @@ def check_reload(subject: Subject) -> Check:
         again, how = reloaded(subject.module)
     except (OSError, RuntimeError, ValueError, NotImplementedError) as error:
         return Check(name, None, f"it cannot be saved and loaded: {' '.join(str(error).split())[:120]}")
-    before = subject.run().output
-    with torch.no_grad():
-        after = subject.batch_major(main_tensor(again.eval()(**subject.kwargs)))
+    # Both with the same listeners, for fused paths are left where modules have some.
+    before, after = subject.run().output, Subject(again.eval(), subject.kwargs).run().output
     if after.shape != before.shape:
         return Check(
             name, False, f"after {how} the output has shape {list(after.shape)}, before {list(before.shape)}"
