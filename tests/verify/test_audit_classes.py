@@ -31,7 +31,7 @@ T5 = {
 }  # fmt: skip
 GPT2 = {"vocab_size": 61, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40}
 
-WIDE = {"hidden_size": 24}
+BLOOM = {"vocab_size": 61, "hidden_size": 24, "n_layer": 2, "n_head": 3}
 
 NEVER = {"prefix", "documents"}  # only inputs of ours say what these need
 PLAIN = NEVER | {"window", "cross-padding"}
@@ -107,7 +107,7 @@ CLASSES: dict[str, tuple[Any, set[str], set[str]]] = {
         NEVER | {"causality", "cross-padding", "train-dropout"} | NO_STEPS, set(),
     ),
     "bloom": (
-        lambda: theirs("Bloom", {k: GPT2[k] for k in ("vocab_size", "n_layer", "n_head")} | WIDE, "ForCausalLM"),
+        lambda: theirs("Bloom", BLOOM, "ForCausalLM"),
         PLAIN | {"train-dropout"}, set(),
     ),
     # Begins its decoder inputs with the last label, a language.
