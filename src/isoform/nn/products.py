@@ -28,10 +28,12 @@ SHARES = (1.0, 0.97, 0.94, 0.91, 0.88)
 """Scales that are tried, as shares of the one that reaches the largest element of a row."""
 SMALL = 2**16
 """Elements of a weight below which oneDNN takes longer to begin than MKL to multiply."""
-MIDDLING = 64
-"""Rows up to which the compiled product beats oneDNN's."""
-FEW = 16
-"""Rows up to which the kernels for narrow weights beat widening the weight and multiplying plainly."""
+MIDDLING = 256
+"""Rows up to which the compiled product, and oneDNN's where there is none, beats MKL's …"""
+MIDDLING_WIDE = 64
+"""… and with AVX-512 that up to which it beats oneDNN's, which is faster than MKL's for any number there."""
+FEW = 8
+"""Rows up to which the kernel for bfloat16 beats widening the weight and multiplying plainly."""
 
 
 class Product:
@@ -58,25 +60,29 @@ class Product:
 
 
 class PackedFloat32(Product):
-    """The float32 weight twice: as it is, and in the block layout of oneDNN, which many rows are multiplied
-    with. A single row takes the first: the compiled step reads it where it lies."""
+    """The float32 weight as it is, which the compiled step reads where it lies, and in the block layout of
+    oneDNN where that is faster."""
 
     form = "float32"
 
     def __init__(self, weight: Float[Tensor, "out width"], bias: Float[Tensor, " out"] | None) -> None:
         self._weight = weight.contiguous()
         self._bias = None if bias is None else bias.contiguous()
-        worth = weight.dtype == torch.float32 and weight.numel() >= SMALL
-        self._packed = attempt(_pack_float32, weight) if worth else None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
-        machine = loaded(x)
-        if machine is not None and x.numel() <= MIDDLING * x.shape[-1]:
+        machine, rows, wide = loaded(x), x.numel() // x.shape[-1], _wide_registers()
+        if machine is not None and rows <= (MIDDLING_WIDE if wide else MIDDLING):
             return machine.linear(x, self._weight, None, self._bias)
         # oneDNN takes 30 µs to begin.
-        if self._packed is None or x.dtype != torch.float32 or x.numel() == x.shape[-1]:
+        plain = rows == 1 or (rows > MIDDLING and not wide)
+        if plain or x.dtype != torch.float32 or self._packed is None:
             return F.linear(x, self._weight, self._bias)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+    @functools.cached_property
+    def _packed(self) -> Tensor | None:  # another copy, made where it is used
+        worth = self._weight.dtype == torch.float32 and self._weight.numel() >= SMALL
+        return attempt(_pack_float32, self._weight) if worth else None
 
     def dense(self) -> Float[Tensor, "out width"]:
         return self._weight
@@ -103,7 +109,7 @@ class Bfloat16(Product):
             return machine.linear(x, self._weight, None, self._bias)
         if x.dtype == torch.float32 and self._halves is not None:
             return self._halves(x)
-        if not self._many and x.numel() > FEW // 2 * x.shape[-1]:
+        if not self._many and x.numel() > FEW * x.shape[-1]:
             return F.linear(x.to(torch.bfloat16).float(), self._weight.float(), self._bias).to(x.dtype)
         out = F.linear(x.to(torch.bfloat16), self._weight).to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
@@ -120,11 +126,9 @@ class Bfloat16(Product):
 
 
 class Int8Weight(Product):
-    """Int8 weights. With AVX-512, inputs are rounded to bfloat16 where rows are few, and reading the weight
-    is all the time; elsewhere the numbers are multiplied as halves, which is faster there."""
+    """Int8 weights. Without a compiled product the numbers are multiplied as halves, and exact."""
 
     form = "int8"
-    _narrow = True
 
     def __init__(
         self,
@@ -133,9 +137,6 @@ class Int8Weight(Product):
         bias: Float[Tensor, " out"] | None,
     ) -> None:
         self._numbers, self._scales, self._bias = numbers.contiguous(), scales, bias
-        self._ones = torch.ones_like(scales, dtype=torch.bfloat16)
-        probe = torch.zeros(1, numbers.shape[1], dtype=torch.bfloat16, device=numbers.device)
-        self._narrow = self._narrow and attempt(_int8_product, probe, self._numbers, self._ones) is not None
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         machine = loaded(x) if x.dtype == self._scales.dtype else None
@@ -148,16 +149,11 @@ class Int8Weight(Product):
         """x times the numbers alone."""
         if x.dtype == torch.float32 and self._halves is not None:
             return self._halves(x)
-        if self._narrow and x.numel() <= FEW * x.shape[-1]:
-            # Scaled afterwards: the operator would round the scales to bfloat16.
-            flat = x.reshape(-1, x.shape[-1]).to(torch.bfloat16)
-            out = _int8_product(flat, self._numbers, self._ones).to(x.dtype)
-            return out.view(*x.shape[:-1], -1)
         return F.linear(x, self._numbers.to(x.dtype))
 
     @functools.cached_property
     def _halves(self) -> Halves | None:  # another copy, made where it is used
-        return None if _wide_registers() else halves(self._numbers, None)
+        return halves(self._numbers, None)
 
     def dense(self) -> Float[Tensor, "out width"]:
         return self._numbers.float() * self._scales[:, None]
@@ -171,7 +167,6 @@ class Int8Dynamic(Int8Weight):
 
     form = "int8_dynamic"
     _laid: Tensor | None = None
-    _narrow = False  # its sums are rounded to bfloat16
 
     def __call__(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch out"]:
         machine = loaded(x) if x.dtype == torch.float32 else None
@@ -227,18 +222,15 @@ def rounded(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width
 def _pack_float32(weight: Tensor) -> Tensor | None:
     if weight.device.type != "cpu":
         return None
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), FEW)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 2 * FEW)
     torch.ops.mkldnn._linear_pointwise(weight[:1] * 0, packed, None, "none", [], "")  # or say that it cannot
     return packed
 
 
+@functools.cache
 def _wide_registers() -> bool:
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _multiplies_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def _int8_product(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
-    return torch._weight_int8pack_mm(x, numbers, scales)  # pyright: ignore[reportPrivateUsage]
