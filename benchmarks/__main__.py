@@ -28,9 +28,8 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
     warnings.simplefilter("ignore")
     from benchmarks import around, decoding, learning, loading, networks, page
     from benchmarks.timing import Section
-    from isoform.cost import measure_machine
 
-    machine = measure_machine("float32", seconds=2.0)
+    peaks = learning.peaks()
     small, six, odd = networks.GPT2_SMALL, networks.SIX, networks.ODD
     wide, narrow = networks.TRANSLATION, networks.SMALL_TRANSLATION
     repeats = 3 if quick else 5
@@ -42,7 +41,6 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
             [32, 512] if full else [32],
             128 if full else 32,
             repeats,
-            machine,
         ),
         "translation": lambda: decoding.translate(
             wide if full else narrow,
@@ -50,14 +48,13 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
             [1, 4],
             48 if full else 16,
             repeats,
-            machine,
         ),
         "training": lambda: learning.steps(
             (wide, networks.Shape("decoder 6×384", 8_000, 384, 6, 6)) if full else (narrow, six),
             16 if full else 8,
             32,
             repeats,
-            machine,
+            peaks,
         ),
         "buckets": lambda: learning.buckets(
             six if full else networks.Shape("decoder 4×128", 4_000, 128, 4, 4), 2048, 3 if full else 1
@@ -80,7 +77,8 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
         print(f"{name} …", file=sys.stderr, flush=True)
         found.append(sections[name]())
     limits = (
-        f"Measured limits: {machine.flops / 1e9:.0f} GFLOP/s in float32, {machine.bandwidth / 1e9:.1f} GB/s."
+        f"Measured peaks of products: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
+        f"{peaks['bfloat16'] / 1e9:.0f} in bfloat16."
     )
     command = " ".join(
         ["python -m benchmarks", *(["--quick"] if quick else []), *(f"--only {n}" for n in only or [])]

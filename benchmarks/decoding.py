@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,23 @@ from benchmarks.environment import version
 from benchmarks.networks import EOS, Shape, decoder, in_transformers, prompts, translator
 from benchmarks.timing import Row, Run, Section, agreement, in_turns
 from isoform.checkpoints import Bundle
-from isoform.cost import Machine
+from isoform.cost import Workload
+from isoform.cost.products import products
 from isoform.generation.forward import Compile
-from isoform.optimized import optimize, weight_bytes
+from isoform.nn.products import FORMS
+from isoform.optimized import optimize
 
-FORMS = ("float32", "bfloat16", "int8", "int8_dynamic")
+BYTES = {"plain": 4, "float32": 4, "bfloat16": 2, "int8": 1, "int8_dynamic": 1}
+"""Of a weight in each form."""
+LEAST = 2**28
+"""Bytes that are read at a time when the memory is measured: far more than caches hold."""
+LIMIT = (
+    "The limit is the time that the memory takes for the bytes of the weights that a token needs, measured "
+    "in the same turns by a sum over a large array; a network that fits the caches may pass it."
+)
 
 
-def decode(
-    shapes: list[Shape], batches: list[int], lengths: list[int], new: int, repeats: int, machine: Machine
-) -> Section:
+def decode(shapes: list[Shape], batches: list[int], lengths: list[int], new: int, repeats: int) -> Section:
     """New tokens a second after a prompt, greedy, the end suppressed until all are made."""
     rows: list[Row] = []
     for shape in shapes:
@@ -33,7 +41,7 @@ def decode(
                 for batch in batches:
                     ids = prompts(peers.bundle, batch, length)
                     case = f"{shape.name}, batch {batch}, prompt {length}"
-                    rows += peers.compare(case, ids, new, 1, repeats, machine)
+                    rows += peers.compare(case, ids, new, 1, repeats)
             if version("x-transformers") is not None:
                 rows += _x_transformers(shape, lengths[0], batches, new, repeats)
     return Section(
@@ -42,13 +50,11 @@ def decode(
         rows,
         "Same weights in all rows of a case, except x-transformers: a network of the same shape with its own "
         "weights and details. Steps are compiled but where it says that they are not; compiling, once a "
-        "machine, is not counted. The limit is the weights' bytes over the measured bandwidth, a token.",
+        f"machine, is not counted. {LIMIT}",
     )
 
 
-def translate(
-    shape: Shape, batches: list[int], beams: list[int], new: int, repeats: int, machine: Machine
-) -> Section:
+def translate(shape: Shape, batches: list[int], beams: list[int], new: int, repeats: int) -> Section:
     """New target tokens a second, a source of 32 tokens, greedy and beam search."""
     rows: list[Row] = []
     with _Peers(translator(shape)) as peers:
@@ -58,8 +64,8 @@ def translate(
                 ids[:, -1] = EOS
                 search = "greedy" if width == 1 else f"beam {width}"
                 case = f"{shape.name}, {search}, batch {batch}"
-                rows += peers.compare(case, ids, new, width, repeats, machine)
-    return Section("Translation", "tokens/s", rows, "Sources of 32 tokens.")
+                rows += peers.compare(case, ids, new, width, repeats)
+    return Section("Translation", "tokens/s", rows, f"Sources of 32 tokens. {LIMIT}")
 
 
 class _Peers:
@@ -68,7 +74,10 @@ class _Peers:
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self._folder = tempfile.TemporaryDirectory()
-        self._theirs = in_transformers(bundle)
+        self._theirs = {"float32": in_transformers(bundle)}
+        self._theirs["bfloat16"] = copy.deepcopy(self._theirs["float32"]).to(torch.bfloat16)
+        self._read = _weights_read(bundle)
+        self._array = torch.ones(max(self._read, LEAST // 4))
         self._forms: dict[str, Bundle] = {"plain": bundle}
         for form in FORMS:
             self._forms[form] = optimize(bundle, weights=form, max_new_tokens=2)
@@ -87,12 +96,13 @@ class _Peers:
             engine.close()
         self._folder.cleanup()
 
-    def compare(
-        self, case: str, ids: torch.Tensor, new: int, width: int, repeats: int, machine: Machine
-    ) -> list[Row]:
+    def compare(self, case: str, ids: torch.Tensor, new: int, width: int, repeats: int) -> list[Row]:
         """All implementations in turns on one batch."""
         outputs: dict[str, list[list[int]]] = {}
-        runs: dict[str, Run] = {"transformers float32": self._transformers(ids, new, width, outputs)}
+        runs: dict[str, Run] = {
+            f"transformers {kind}": self._transformers(kind, ids, new, width, outputs)
+            for kind in self._theirs
+        }
         for form, bundle in self._forms.items():
             runs[f"isoform {form}"] = _ours(bundle, ids, new, width, outputs, f"isoform {form}", "always")
         packed, eager = self._forms["float32"], "isoform float32, not compiled"
@@ -100,23 +110,27 @@ class _Peers:
         words = [[f"<row {i}>" for i in row] for row in ids.tolist()]
         for compute, engine in self._engines.items():
             runs[f"CTranslate2 {compute}"] = _engine(engine, words, new, width, outputs, compute)
+        runs["memory"] = self._array.sum
         seconds = in_turns(runs, repeats)
+        bandwidth = 4 * self._array.numel() / seconds.pop("memory")
         expected = outputs["transformers float32"]
         tokens = ids.shape[0] * new
         found: list[Row] = []
         for who, took in seconds.items():
             form = who.removeprefix("isoform ")
             limit = None
-            if who in (f"isoform {f}" for f in self._forms) and width == 1:
-                limit = weight_bytes(self._forms[form].model) / machine.bandwidth * new / took
+            if form in self._forms:
+                limit = self._read * BYTES[form] / bandwidth * new / took
             equal = "reference" if who == "transformers float32" else agreement(outputs[who], expected)
             found.append(Row(case, who, took, tokens / took, equal, limit))
         return found
 
-    def _transformers(self, ids: torch.Tensor, new: int, width: int, outputs: dict[str, Any]) -> Run:
+    def _transformers(
+        self, kind: str, ids: torch.Tensor, new: int, width: int, outputs: dict[str, Any]
+    ) -> Run:
         def run() -> None:
             with torch.inference_mode():
-                found = self._theirs.generate(
+                found = self._theirs[kind].generate(
                     ids,
                     attention_mask=torch.ones_like(ids),
                     max_new_tokens=new,
@@ -129,9 +143,16 @@ class _Peers:
                     forced_eos_token_id=None,
                 )
             first = ids.shape[1] if self.bundle.config.source is None else 1
-            outputs["transformers float32"] = found[:, first : first + new].tolist()
+            outputs[f"transformers {kind}"] = found[:, first : first + new].tolist()
 
         return run
+
+
+def _weights_read(bundle: Bundle) -> int:
+    """Weights that one more token needs: not the encoder's, and of an embedding a row."""
+    source = None if bundle.config.source is None else 32
+    work = Workload("decode", 1, 32, source)
+    return sum(p.weights.value(p.sizes) * p.uses for p in products(bundle.config, work))
 
 
 def _ours(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,23 +16,41 @@ import isoform as iso
 from benchmarks.networks import Shape, decoder, in_transformers, prompts
 from benchmarks.timing import Row, Run, Section, in_turns
 from isoform.checkpoints.torch_nn import to_torch
-from isoform.cost import Machine, Workload, flops
+from isoform.cost import Workload, flops, measure_machine
 from isoform.data.batching_config import TokenBudget
 from isoform.data.buckets import plan_batches
 from isoform.training.heap import settled_heap
 from isoform.training.loss import Work, batch_loss
+from isoform.training.precision import exact_products
+
+CPU = torch.device("cpu")
 
 
-def steps(shapes: tuple[Shape, Shape], batch: int, length: int, repeats: int, machine: Machine) -> Section:
+def peaks() -> dict[str, float]:
+    """FLOPs a second of matrix products, by the type of number, as `isoform train` has them made."""
+    with exact_products(CPU):
+        return {kind: measure_machine(kind, seconds=2.0).flops for kind in ("float32", "bfloat16")}
+
+
+def steps(
+    shapes: tuple[Shape, Shape], batch: int, length: int, repeats: int, peaks: Mapping[str, float]
+) -> Section:
     """Forward and backward pass and the optimizer's step, of an encoder–decoder and of a decoder."""
-    both, alone = shapes
-    rows = _against_torch(both, batch, length, repeats, machine)
-    rows += _against_transformers(alone, batch, length, repeats, machine)
-    text = "AdamW at rate 0, so that losses can be compared: equal means to 1e-4. The limit is the FLOPs at "
-    return Section("Training steps", "tokens/s", rows, text + "the machine's measured peak of products.")
+    rows: list[Row] = []
+    for dropout in (0.0, 0.1):
+        for compared, shape in zip((_against_torch, _against_transformers), shapes, strict=True):
+            rows += compared(shape, dropout, batch, length, repeats, peaks)
+    text = (
+        "AdamW at rate 0, fused, for all, so that losses can be compared: equal means to 1e-4. Ours runs as "
+        "`isoform train` does, where large float32 products go to oneDNN if that is as exact; a peer too, "
+        "where it says so. The limit is the FLOPs at the measured peak of products of its type."
+    )
+    return Section("Training steps", "tokens/s", rows, text)
 
 
-def _against_torch(shape: Shape, batch: int, length: int, repeats: int, machine: Machine) -> list[Row]:
+def _against_torch(
+    shape: Shape, dropout: float, batch: int, length: int, repeats: int, peaks: Mapping[str, float]
+) -> list[Row]:
     cfg = iso.presets.torch_nn(
         shape.vocab,
         d_model=shape.d_model,
@@ -37,7 +58,7 @@ def _against_torch(shape: Shape, batch: int, length: int, repeats: int, machine:
         ffn_width=4 * shape.d_model,
         n_encoder_layers=shape.layers,
         n_decoder_layers=shape.layers,
-        dropout=0.0,
+        dropout=dropout,
     )
     model = iso.build(cfg, seed=0).train()
     peer = _Peer(model).train()
@@ -47,14 +68,17 @@ def _against_torch(shape: Shape, batch: int, length: int, repeats: int, machine:
     )
     work = _work(iso.Tokens(target), iso.Tokens(source), labels)
     return _compare(
-        f"{shape.name}, {batch} × ({length} + {length}) tokens",
+        f"{shape.name}, {batch} × ({length} + {length}) tokens, dropout {dropout}",
         {
             "torch.nn.Transformer": (peer, lambda: F.cross_entropy(peer(source, target), labels.flatten())),
             "isoform": (model, lambda: batch_loss(model, work).loss / work.count),
         },
         2 * batch * length,
         repeats,
-        flops(cfg, Workload("train", batch, length, length)).model / machine.flops,
+        {
+            kind: flops(cfg, Workload("train", batch, length, length)).model / peak
+            for kind, peak in peaks.items()
+        },
     )
 
 
@@ -63,11 +87,10 @@ class _Peer(nn.Module):
 
     def __init__(self, model: iso.nn.Transformer) -> None:
         super().__init__()
-        import copy
-
-        self.embedding, self.source = copy.deepcopy(model.embedding), copy.deepcopy(model.source_embedding)
+        # At once: tables that are shared stay so.
+        parts: Any = (model.embedding, model.source_embedding, model.head)
+        self.embedding, self.source, self.head = copy.deepcopy(parts)
         self.stacks: Any = to_torch(model)
-        self.head = copy.deepcopy(model.head)
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         place = torch.arange(target.shape[1])[None]
@@ -78,14 +101,16 @@ class _Peer(nn.Module):
         return self.head(self.stacks(there, here, tgt_mask=mask, tgt_is_causal=True)).flatten(0, 1)
 
 
-def _against_transformers(shape: Shape, batch: int, length: int, repeats: int, machine: Machine) -> list[Row]:
-    bundle = decoder(shape)
+def _against_transformers(
+    shape: Shape, dropout: float, batch: int, length: int, repeats: int, peaks: Mapping[str, float]
+) -> list[Row]:
+    bundle = decoder(shape, dropout=dropout)
     model, peer = bundle.model.train(), in_transformers(bundle).train()
     ids = prompts(bundle, batch, length + 1)
     work = _work(iso.Tokens(ids[:, :-1]), None, ids[:, 1:])
     theirs = ids[:, :-1]
     return _compare(
-        f"{shape.name}, {batch} × {length} tokens",
+        f"{shape.name}, {batch} × {length} tokens, dropout {dropout}",
         {
             "transformers": (
                 peer,
@@ -97,7 +122,10 @@ def _against_transformers(shape: Shape, batch: int, length: int, repeats: int, m
         },
         batch * length,
         repeats,
-        flops(bundle.config, Workload("train", batch, length)).model / machine.flops,
+        {
+            kind: flops(bundle.config, Workload("train", batch, length)).model / peak
+            for kind, peak in peaks.items()
+        },
     )
 
 
@@ -105,36 +133,51 @@ def _work(tokens: iso.Tokens, source: iso.Tokens | None, labels: torch.Tensor) -
     return Work(tokens, source, torch.arange(labels.numel()), labels.flatten(), False, labels.numel())
 
 
-def _compare(case: str, given: dict[str, Any], tokens: int, repeats: int, floor: float) -> list[Row]:
+def _compare(
+    case: str, given: dict[str, Any], tokens: int, repeats: int, floors: Mapping[str, float]
+) -> list[Row]:
     runs: dict[str, Run] = {}
     losses: dict[str, float] = {}
-    for half in (False, True):
+    peer = next(iter(given))
+    for kind in floors:
         for who, (module, loss) in given.items():
-            name = f"{who} {'bfloat16 autocast' if half else 'float32'}"
-            runs[name] = _step(name, module, loss, half, losses)
+            name = f"{who} {kind}"
+            runs[name] = _step(name, module, loss, kind == "bfloat16", losses, exact=who != peer)
+            if who == peer and kind == "float32" and _elsewhere():
+                name = f"{name}, products by oneDNN"
+                runs[name] = _step(name, module, loss, False, losses, exact=True)
     with settled_heap():  # as in the training loop, for the peers too
         seconds = in_turns(runs, repeats)
     first = next(iter(runs))
     found: list[Row] = []
     for who, took in seconds.items():
         near = abs(losses[who] - losses[first]) / abs(losses[first])
-        equal = "reference" if who == first else "equal" if near < 1e-4 else f"loss differs by {near:.1e}"
-        limit = floor / took if who.startswith("isoform") and who.endswith("float32") else None
-        found.append(Row(case, who, took, tokens / took, equal, limit))
+        equal = "equal" if near < 1e-4 else f"loss differs by {near:.1e}"
+        limit = floors[who.split()[1]] / took if who.startswith("isoform") else None
+        found.append(Row(case, who, took, tokens / took, "reference" if who == first else equal, limit))
     return found
 
 
-def _step(name: str, module: nn.Module, loss: Any, half: bool, losses: dict[str, float]) -> Run:
+def _elsewhere() -> bool:
+    """Whether `exact_products` changes anything here."""
+    with exact_products(CPU):
+        return torch.get_float32_matmul_precision() != "highest"
+
+
+def _step(
+    name: str, module: nn.Module, loss: Any, half: bool, losses: dict[str, float], *, exact: bool
+) -> Run:
     # Both get the fused optimizer: what differs is the network.
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
 
     def run() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            value = loss()
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses[name] = float(value.detach())
+        with exact_products(CPU) if exact else contextlib.nullcontext():
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                value = loss()
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses[name] = float(value.detach())
 
     return run
 

@@ -34,7 +34,7 @@ TRANSLATION = Shape("translation 6+6×512", 32_000, 512, 8, 6)
 SMALL_TRANSLATION = Shape("translation 3+3×256", 8_000, 256, 4, 3)
 
 
-def decoder(shape: Shape, positions: int = 1024) -> Bundle:
+def decoder(shape: Shape, positions: int = 1024, dropout: float = 0.0) -> Bundle:
     """GPT-2 of that shape with random weights."""
     cfg = iso.presets.gpt2(
         shape.vocab,
@@ -43,7 +43,7 @@ def decoder(shape: Shape, positions: int = 1024) -> Bundle:
         ffn_width=4 * shape.d_model,
         n_layers=shape.layers,
         max_positions=positions,
-        dropout=0.0,
+        dropout=dropout,
     )
     return _bundle(cfg, Protocol(pad_id=PAD, eos_ids=(EOS,), start=(START,)))
 

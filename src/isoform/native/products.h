@@ -43,8 +43,9 @@ static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, 
             UNROLL for (int a = 0; a < O; a++) {
                 vec wide = load(w + a * ldw + k + u * LANES);
                 KEEP(wide);
-                // The next tile's: rows are too short for the processor to see where they lead.
-                if (R <= 2 && !ahead.by) __builtin_prefetch(w + (a + O) * ldw + k + u * LANES);
+                // The next tile's: rows are too short for the processor to see where they lead, unless they are
+                // of whole vectors of 64 bytes.
+                if ((VECTOR < 64 || sizeof(W) < sizeof(real)) && R <= 2 && !ahead.by) __builtin_prefetch(w + (a + O) * ldw + k + u * LANES);
                 UNROLL for (int r = 0; r < R; r++) sums[u][r][a] += wide * given[r];
             }
         }
