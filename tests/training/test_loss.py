@@ -94,10 +94,63 @@ def test_pieces_give_the_same_loss_and_gradients(monkeypatch: pytest.MonkeyPatch
         sums.loss.backward()
         values.append(torch.stack([sums.loss.detach(), sums.nll]))
         grads.append([p.grad for p in model.parameters() if p.grad is not None])
-    assert max(sizes) == 3
+    assert max(sizes) == 3 and sum(sizes) == sums.count  # scored once
     torch.testing.assert_close(values[0], values[1], rtol=1e-13, atol=0)
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("frozen", ["head", "body"])
+def test_pieces_of_what_is_frozen(frozen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = one_batch()
+    grads: list[list[Tensor | None]] = []
+    for chunk in (losses.CHUNK, 3 * toys.VOCABULARY):
+        monkeypatch.setattr(losses, "CHUNK", chunk)
+        model = toys.pair_model(dtype=torch.float64)
+        assert model.head is not None
+        learnt = {id(p) for p in model.head.parameters()}
+        for p in model.parameters():
+            p.requires_grad_((id(p) in learnt) == (frozen == "body"))
+        batch_loss(model, batch, z_loss=1e-2).loss.backward()
+        grads.append([p.grad for p in model.parameters()])
+    assert any(a is None for a in grads[0]) and any(a is not None for a in grads[0])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-14)
+
+
+def test_pieces_can_be_gone_through_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK", 3 * toys.VOCABULARY)
+    model = toys.pair_model(dtype=torch.float64)
+    loss = batch_loss(model, one_batch()).loss
+    once = torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+    thrice = torch.autograd.grad(3 * loss, [*model.parameters()])
+    torch.testing.assert_close([3 * g for g in once], list(thrice), rtol=1e-12, atol=1e-14)
+
+
+def test_pieces_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alike to what bfloat16 rounds; the gradients in float32, as without pieces."""
+    batch = one_batch()
+    grads: list[list[Tensor]] = []
+    for chunk in (losses.CHUNK, 3 * toys.VOCABULARY):
+        monkeypatch.setattr(losses, "CHUNK", chunk)
+        model = toys.pair_model()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = batch_loss(model, batch).loss
+        loss.backward()
+        grads.append([p.grad for p in model.parameters() if p.grad is not None])
+    for a, b in zip(*grads, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        assert (a - b).norm() <= 2**-7 * a.norm()
+
+
+def test_nothing_is_learnt_piece_by_piece_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, model = one_batch(), toys.pair_model(dtype=torch.float64)
+    with torch.no_grad():
+        expected = batch_loss(model, batch)
+        monkeypatch.setattr(losses, "CHUNK", 3 * toys.VOCABULARY)
+        found = batch_loss(model, batch)
+    assert not found.loss.requires_grad
+    torch.testing.assert_close([found.loss, found.nll], [expected.loss, expected.nll], rtol=1e-13, atol=0)
 
 
 def test_sequence_labels() -> None:

@@ -157,13 +157,17 @@ def _head(config: ModelConfig, place: Place, counts: Counts) -> list[Block]:
         kept = (hidden, place.stored("input", tokens * D, w.compute))
         gradients = place.stored("gradients", tokens * D * 2, w.compute)
         return [Block("head", kept, (gradients,), (), (Moment((gradients,)),), counts["head"])]
+    chunked = work.mode == "train" and work.loss == "chunked"
+    rows = max(CHUNK // place.sizes["V"], 1)
+    if chunked and tokens.value(place.sizes) > rows:
+        return [_in_pieces(head, rows, hidden, place, counts)]
     blocks: list[Block] = []
     width = D
     if head.transform is not None:
         width = D if config.embedding.width == place.sizes["d"] else symbol("w")
         blocks.append(_transform(head.transform, tokens, width, place, counts["head.transform"]))
-    if work.mode == "train" and work.loss == "chunked":
-        return [*blocks, _chunked(head, width, hidden, place, counts)]
+    if chunked:
+        return [*blocks, _at_once(head, width, hidden, place, counts)]
     scores = tokens * symbol("V")
     capped = head.softcap is not None
     kept = [place.stored("input", tokens * width, w.compute), place.stored("logits", scores, w.compute)]
@@ -171,8 +175,7 @@ def _head(config: ModelConfig, place: Place, counts: Counts) -> list[Block]:
         kept.append(place.stored("capped logits", scores, w.compute))
     if w.autocast or head.transform is not None:
         kept.append(hidden)
-    if w.copies:
-        kept.append(place.stored("weights in half precision", width * symbol("V"), w.compute))
+    kept += _copied(width, place)
     begun = _begun(head, width, place, counts)
     gradients = place.stored("gradients", scores * (2 if capped else 1) + tokens * width, w.compute)
     forward = place.stored("logits", scores * (2 if capped else 1), w.compute)
@@ -190,29 +193,48 @@ def _begun(head: TokenHead, width: Formula, place: Place, counts: Counts) -> int
     return own + ((width * symbol("V")).value(place.sizes) if head.tied else 0)
 
 
-def _chunked(head: TokenHead, width: Formula, hidden: Stored, place: Place, counts: Counts) -> Block:
-    """The head and a loss that takes at most `CHUNK` scores at a time and stores none when there are more."""
-    w = place.widths
-    tokens = B * place.rows
-    rows = min(tokens.value(place.sizes), max(CHUNK // place.sizes["V"], 1))
-    pieces = -(-tokens.value(place.sizes) // rows)
+def _at_once(head: TokenHead, width: Formula, hidden: Stored, place: Place, counts: Counts) -> Block:
+    """The head and a loss that stores shares in place of scores."""
+    w, tokens = place.widths, B * place.rows
+    begun = _begun(head, width, place, counts)
+    logits, (widest, last) = _scores(head, tokens, place)
+    kept = (place.stored("input", tokens * width, w.compute), hidden, *logits, *_copied(width, place))
+    spent = frozenset(s.name for s in logits)
+    moments = (Moment(widest), Moment(last, spent, begun))
+    return Block("head", kept, (), (), moments, begun)
+
+
+def _in_pieces(head: TokenHead, rows: int, hidden: Stored, place: Place, counts: Counts) -> Block:
+    """The head and a loss that takes so many states at a time, and makes their gradients with their scores:
+    what is stored are the gradients of the states and, as one sum, of the head's weights."""
     place = place.widened(n=rows)
-    scores = symbol("n") * symbol("V")
-    copies = 1 + (head.softcap is not None)
+    begun = counts["head"] + ((symbol("w") * symbol("V")).value(place.sizes) if head.tied else 0)
+    logits, (widest, last) = _scores(head, symbol("n"), place)
+    whole = dataclasses.replace(hidden, name="gradients of the states")
+    sums = Stored("gradients of the weights", constant(begun), {}, place.widths.weight)
+    piece = dataclasses.replace(sums, name="gradients of one piece")
+    there = (hidden, hidden, *_copied(symbol("w"), place))
+    forward = (Moment((*there, *logits, *widest)), Moment((*there, *last, piece)))
+    return Block("head", (whole, sums), (), forward, (Moment((whole,), weights=begun),), begun)
+
+
+def _copied(width: Formula, place: Place) -> tuple[Stored, ...]:
+    w = place.widths
+    return (place.stored("weights in half precision", width * symbol("V"), w.compute),) if w.copies else ()
+
+
+def _scores(
+    head: TokenHead, rows: Formula, place: Place
+) -> tuple[tuple[Stored, ...], tuple[tuple[Stored, ...], tuple[Stored, ...]]]:
+    """Of so many states: what is stored; the gradients beside it, and those that the weights' begin with,
+    when it is no longer needed."""
+    w, scores = place.widths, rows * symbol("V")
     logits = [place.stored("logits", scores, w.wide)]
     if head.softcap is not None:
         logits.append(place.stored("capped logits", scores, w.compute))
-    kept = [place.stored("input", tokens * width, w.compute), hidden]
-    begun = _begun(head, width, place, counts)
-    gradients = place.stored("gradients", scores * copies, w.wide)
-    narrow = place.stored("narrow gradients", scores * w.half, w.compute)
-    if pieces == 1:
-        moments = (Moment((gradients, narrow), weights=begun),)
-        return Block("head", (*kept, *logits), (), (), moments, begun)
-    # Scores are recomputed beside their gradients; each piece's gradient of the weights joins the others'.
-    piece = Stored("gradient of one piece", constant(begun), {}, w.weight)
-    moments = (Moment((gradients, *logits, narrow), weights=begun), Moment((gradients, piece), weights=begun))
-    return Block("head", tuple(kept), (), (), moments, begun)
+    wide = place.stored("gradients", scores, w.wide)
+    narrow = place.stored("narrow gradients", scores, w.compute)
+    return tuple(logits), ((wide, narrow) if w.half else (wide,), (narrow,))
 
 
 def _transform(transform: Transform, tokens: Formula, width: Formula, place: Place, weights: int) -> Block:

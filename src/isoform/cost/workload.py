@@ -41,7 +41,7 @@ class Workload:
         optimizer: ``adamw`` keeps two moments of each weight in the weight's dtype, as `torch.optim` does;
             ``adamw_master`` keeps them and a master copy of half-precision weights in float32.
         loss: ``cross_entropy`` over all logits at once, which the caller holds; ``chunked`` as `isoform
-            train` has it: no log-probabilities, and beyond `CHUNK` scores piece by piece, recomputed.
+            train` has it: no log-probabilities, and beyond `CHUNK` scores piece by piece.
         recomputation: ``layer`` keeps only the input of each layer and runs it again in the backward pass.
         attention: as `Transformer.set_attention` takes it; see `kernel` for what comes of it.
         device: what kind of device; a few kernels keep less on CUDA than on CPU.

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
 from isoform import config
 from isoform.data.batching import Batch, LabelledBatch
@@ -162,22 +161,19 @@ def _supervised_states(model: Transformer, work: Work) -> tuple[Tensor, nn.Modul
 def _chunked(
     head: nn.Module, states: Tensor, labels: Tensor, weights: tuple[float, float], width: int
 ) -> tuple[Tensor, Tensor]:
-    """Scores of all positions at once where they are few, else piece by piece, recomputed in backward."""
+    """Scores of all positions at once where they are few, else piece by piece."""
     rows = max(CHUNK // width, 1)
     if len(states) <= rows:
         return smoothed_cross_entropy(head(states), labels, *weights)
+    if torch.is_grad_enabled():
+        learnt = [p for p in head.parameters() if p.requires_grad]
+        return _Pieces.apply(states, labels, (head, weights, rows), *learnt)  # pyright: ignore[reportReturnType]
     pieces = [
-        checkpoint(_piece, head, some, theirs, weights, use_reentrant=False)
+        smoothed_cross_entropy(head(some), theirs, *weights)
         for some, theirs in zip(states.split(rows), labels.split(rows), strict=True)
     ]
     losses, nlls = zip(*pieces, strict=True)
     return torch.stack(losses).sum(), torch.stack(nlls).sum()
-
-
-def _piece(
-    head: nn.Module, states: Tensor, labels: Tensor, weights: tuple[float, float]
-) -> tuple[Tensor, Tensor]:
-    return smoothed_cross_entropy(head(states), labels, *weights)
 
 
 def _balance(model: Transformer, work: Work, like: Tensor) -> Tensor:
@@ -191,6 +187,47 @@ def _balance(model: Transformer, work: Work, like: Tensor) -> Tensor:
         if isinstance(module, Router) and (loss := module.balance(tokens.real)) is not None
     ]
     return torch.stack(losses).mean() if losses else like.new_zeros(())
+
+
+class _Pieces(torch.autograd.Function):
+    """The gradients of a piece are made with its scores, which nothing needs afterwards: a sum's gradient is
+    known but for a factor (as in Hsu et al. 2024, Liger Kernel)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        labels: Tensor,
+        given: tuple[nn.Module, tuple[float, float], int],
+        *learnt: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        head, weights, rows = given
+        whole = torch.zeros_like(states)
+        sums: list[Tensor | None] = [None] * len(learnt)
+        pieces: list[tuple[Tensor, Tensor]] = []
+        for some, theirs, part in zip(states.split(rows), labels.split(rows), whole.split(rows), strict=True):
+            with torch.enable_grad():
+                some = some.detach().requires_grad_()
+                loss, nll = smoothed_cross_entropy(head(some), theirs, *weights)
+            with torch.autocast(states.device.type, enabled=False):
+                own, *found = torch.autograd.grad(loss, [some, *learnt], allow_unused=True)
+            part.copy_(own)
+            sums = [
+                a if b is None else b if a is None else a.add_(b) for a, b in zip(sums, found, strict=True)
+            ]
+            pieces.append((loss.detach(), nll))
+            del loss, own, found  # before the next ones are made
+        ctx.save_for_backward(whole, *sums)
+        losses, nlls = (torch.stack(values).sum() for values in zip(*pieces, strict=True))
+        ctx.mark_non_differentiable(nlls)
+        return losses, nlls
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved: tuple[Tensor | None, ...] = ctx.saved_tensors
+        whole, *sums = (None if t is None else t * grads[0].to(t.dtype) for t in saved)
+        return whole, None, None, *sums
 
 
 class _CrossEntropy(torch.autograd.Function):
