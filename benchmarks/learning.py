@@ -19,9 +19,9 @@ from isoform.checkpoints.torch_nn import to_torch
 from isoform.cost import Workload, flops, measure_machine
 from isoform.data.batching_config import TokenBudget
 from isoform.data.buckets import plan_batches
+from isoform.nn.exact import exact_products
 from isoform.training.heap import settled_heap
 from isoform.training.loss import Work, batch_loss
-from isoform.training.precision import exact_products
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from isoform.errors import ConfigError
-from isoform.training import assembly, precision
+from isoform.training import assembly
 from isoform.training.precision import autocast, choose, device_of
 from training.runs import run
 
@@ -46,40 +46,3 @@ def test_devices_that_are_not_there() -> None:
     for name in ("cpux", "cuda:17"):
         with pytest.raises(ConfigError, match=rf"training\.device: '{name}' cannot be used"):
             device_of(name)
-
-
-def test_products_are_sent_elsewhere_only_where_nothing_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    inside: list[str] = []
-
-    def seen(*, avx512: bool, errors: list[float], device: str = "cpu") -> str:
-        given = iter(errors)
-        monkeypatch.setattr(precision, "_has_avx512_alone", lambda: avx512)
-        monkeypatch.setattr(precision, "_error", lambda: next(given))
-        with precision.exact_products(torch.device(device)):
-            inside.append(torch.get_float32_matmul_precision())
-        assert torch.get_float32_matmul_precision() == "highest"
-        return inside[-1]
-
-    assert seen(avx512=True, errors=[1e-7, 1.5e-7]) == "medium"
-    assert seen(avx512=True, errors=[1e-7, 1e-3]) == "highest"
-    assert seen(avx512=False, errors=[]) == "highest"
-    assert seen(avx512=True, errors=[], device="meta") == "highest"
-
-
-def test_the_product_that_is_tried_tells_float32_from_bfloat16() -> None:
-    assert precision._error() < 1e-5
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert precision._error() > 1e-3
-
-
-def test_the_setting_of_a_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "_has_avx512_alone", lambda: True)
-    torch.set_float32_matmul_precision("high")
-    try:
-        with precision.exact_products(torch.device("cpu")):
-            assert torch.get_float32_matmul_precision() == "high"
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision("highest")

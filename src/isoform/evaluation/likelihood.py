@@ -17,6 +17,7 @@ from isoform.data.batching import Batch, LabelledBatch
 from isoform.errors import ConfigError, SupervisionError
 from isoform.evaluation.score import Counted, Floats, ratio
 from isoform.nn import Transformer
+from isoform.nn.exact import exact_products
 
 POSITIONS = 4096  # states scored at once
 
@@ -83,7 +84,8 @@ def row_likelihoods(model: Transformer, batches: Iterable[Batch | LabelledBatch]
     found: list[tuple[int, float, float]] = []
     try:
         for batch in batches:
-            sums, counts = row_nll(model, batch)
+            with exact_products(model.embedding.weight.device):
+                sums, counts = row_nll(model, batch)
             found += zip(batch.rows.tolist(), sums.tolist(), counts.tolist(), strict=True)
     finally:
         model.train(training)

@@ -18,6 +18,7 @@ from isoform.evaluation.score import Bootstrap, Counted, Score
 from isoform.generation import Search
 from isoform.generation.texts import TextGenerator
 from isoform.nn import Transformer
+from isoform.nn.exact import exact_products
 
 if TYPE_CHECKING:
     from isoform.checkpoints import Bundle
@@ -225,8 +226,10 @@ def _predicted(
 
 @torch.inference_mode()
 def _best(model: Transformer, batch: LabelledBatch) -> tuple[list[int], Any, Any, Any]:
-    moved = batch.to(model.embedding.weight.device)
-    logits = model(moved.tokens).logits
+    device = model.embedding.weight.device
+    moved = batch.to(device)
+    with exact_products(device):
+        logits = model(moved.tokens).logits
     if logits is None:
         raise ConfigError("the network has no head that gives labels")
     best, gold, use = logits.argmax(-1), moved.labels, moved.supervised

@@ -19,6 +19,7 @@ from isoform.generation.forward import Cached, Compile, Forward
 from isoform.generation.search import Greedy, Hypothesis, Job, Search
 from isoform.generation.stopping import AnyOf, Constraints, EndOfSequence, Stopping
 from isoform.generation.whole_rows import Uncached
+from isoform.nn.exact import exact_products
 from isoform.nn.model import Transformer
 from isoform.tokens import Tokens
 
@@ -147,7 +148,7 @@ def generate(
         keys=_keys(tokens, source),
         keep_logits=return_logits,
     )
-    with _evaluation(model), torch.inference_mode():
+    with _evaluation(model), exact_products(tokens.device), torch.inference_mode():
         found = _loop(forward, tokens, source, search, job)
     for number, outputs in enumerate(found):
         if any(math.isnan(h.log_probability) for h in outputs) or not outputs:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from isoform.nn import Transformer
+from isoform.nn.exact import exact_products
 from isoform.training.assembly import Assembly
 from isoform.training.heap import settled_heap
 from isoform.training.interrupt import Interrupt
@@ -19,7 +20,6 @@ from isoform.training.loss import Work
 from isoform.training.noise import NoiseScale
 from isoform.training.optimizer import set_rate, update
 from isoform.training.parallel import whole
-from isoform.training.precision import exact_products
 from isoform.training.record import Record
 from isoform.training.result import FitResult, Stop
 from isoform.training.schedule import rate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Literal
 
@@ -75,46 +75,3 @@ def choose(precision: Precision, seconds: Callable[[Chosen], float]) -> tuple[Ch
     measured: dict[Chosen, float] = {candidate: seconds(candidate) for candidate in candidates}
     faster = measured["bfloat16_autocast"] * MARGIN < measured["float32"]
     return ("bfloat16_autocast" if faster else "float32"), measured
-
-
-@contextlib.contextmanager
-def exact_products(device: torch.device) -> Generator[None]:
-    """Inside, large float32 products on a CPU go to oneDNN where MKL is known to be slow and nothing is lost.
-
-    With AVX-512 oneDNN reaches about twice MKL's share of the peak on AMD's cores. PyTorch sends it float32
-    products only under the precision "medium", by which it may round to bfloat16, and does where there are
-    AMX units; a product is therefore tried, and the setting left alone if it is less exact than before.
-    """
-    before = _setting() if device.type == "cpu" and _has_avx512_alone() else None
-    if before != "highest":
-        yield
-        return
-    exact = _error()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        if _error() > 2 * exact:
-            torch.set_float32_matmul_precision(before)
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _has_avx512_alone() -> bool:
-    cpu = torch.cpu
-    return cpu._is_avx512_supported() and not cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
-
-
-def _setting() -> str | None:
-    """PyTorch's setting; None where a part of it was set by its newer names, which it refuses to mix."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None
-
-
-def _error() -> float:
-    """Relative error of a product of more than the least size that is sent elsewhere."""
-    steps = torch.arange(128 * 512, dtype=torch.float32)
-    a, b = steps.sin().view(128, 512), steps.cos().view(512, 128)
-    true = a.double() @ b.double()
-    return float(((a @ b).double() - true).norm() / true.norm())
