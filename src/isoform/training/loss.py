@@ -212,9 +212,7 @@ class _Pieces(torch.autograd.Function):
             with torch.autocast(states.device.type, enabled=False):
                 own, *found = torch.autograd.grad(loss, [some, *learnt], allow_unused=True)
             part.copy_(own)
-            sums = [
-                a if b is None else b if a is None else a.add_(b) for a, b in zip(sums, found, strict=True)
-            ]
+            sums = [_plus(a, b) for a, b in zip(sums, found, strict=True)]
             pieces.append((loss.detach(), nll))
             del loss, own, found  # before the next ones are made
         ctx.save_for_backward(whole, *sums)
@@ -225,9 +223,13 @@ class _Pieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved: tuple[Tensor | None, ...] = ctx.saved_tensors
-        whole, *sums = (None if t is None else t * grads[0].to(t.dtype) for t in saved)
+        saved: list[Tensor | None] = [*ctx.saved_tensors]
+        whole, *sums = [None if t is None else t * grads[0].to(t.dtype) for t in saved]
         return whole, None, None, *sums
+
+
+def _plus(total: Tensor | None, more: Tensor | None) -> Tensor | None:
+    return total if more is None else more if total is None else total.add_(more)
 
 
 class _CrossEntropy(torch.autograd.Function):
