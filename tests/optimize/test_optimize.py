@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import isoform as iso
 from isoform.checkpoints import Bundle, load
@@ -66,6 +67,24 @@ def test_saved_and_loaded(tmp_path, name, form):
         assert again.provenance["optimized"]["weights"] == form
         size = (tmp_path / "artifact" / "model.safetensors").stat().st_size
         assert size < sum(p.numel() * 4 for p in bundle(name).model.parameters())
+
+
+def test_scales_of_a_tied_head_are_read_or_found_again(tmp_path):
+    made = optimize(bundle("gpt2"), weights="int8", max_new_tokens=3)
+    file = made.save(tmp_path / "a") / "model.safetensors"
+    held = load_file(file)
+    scales = held.pop("head.weight_scale")
+    assert "head.weight" not in held
+    expected = made.model.head.product.stored()
+    for stored in (held, {**held, "head.weight_scale": 2 * scales}):
+        save_file(stored, file)
+        found = load(tmp_path / "a").model.head.product.stored()
+        factor = 1 if "head.weight_scale" not in stored else 2
+        torch.testing.assert_close(found["_scale"], factor * expected["_scale"], rtol=0, atol=0)
+        if factor == 1:
+            assert torch.equal(found[""], expected[""])
+        else:  # what the file says is taken
+            assert int(found[""].abs().max()) <= 64 < int(expected[""].abs().max())
 
 
 def test_what_the_file_holds_is_checked(tmp_path):

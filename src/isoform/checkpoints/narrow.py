@@ -1,6 +1,7 @@
 """Weights in a form of `isoform.nn.products` in the artifact's file: numbers, and scales beside them.
 
-A head that is tied to an embedding has nothing of its own: its form is made again from the table.
+A head that is tied to an embedding has no numbers of its own: its form is made again from the table, with the
+scales beside it, which take longest to find.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from isoform.errors import ArtifactError
 from isoform.nn import Transformer
 from isoform.nn.forms import bias_of, form_of, kept, maps, set_product
 from isoform.nn.heads import TokenHead
-from isoform.nn.products import FORMS, product, restored
+from isoform.nn.products import FORMS, nearest, product, restored
 
 EXCEPT = " except "
 
@@ -33,9 +34,10 @@ def tensors(model: Transformer) -> dict[str, Tensor]:
     """What the file holds: every parameter once, and for a narrow weight its numbers and scales."""
     found = {name: p.detach().contiguous() for name, p in model.named_parameters() if not p.is_meta}
     for name, module in maps(model):
-        if module.product is not None and module.weight.is_meta and not _tied(model, module):
-            stored = module.product.stored().items()
-            found |= {f"{name}.weight{suffix}": t.contiguous() for suffix, t in stored}
+        if module.product is not None and (_tied(module) or module.weight.is_meta):
+            stored = module.product.stored()
+            suffixes = [suffix for suffix in stored if suffix or not _tied(module)]
+            found |= {f"{name}.weight{suffix}": stored[suffix].contiguous() for suffix in suffixes}
     return found
 
 
@@ -58,13 +60,15 @@ def read(
     model = skeleton(config).requires_grad_(False)
     if strange := as_is - {name for name, _ in maps(model)}:
         raise ArtifactError(f"{folder}: weights {stored!r}: the network has no map {min(strange)!r}")
-    own = {n: module for n, module in maps(model) if n not in as_is and not _tied(model, module)}
+    narrow = {name: module for name, module in maps(model) if name not in as_is}
+    own = {name for name, module in narrow.items() if not _tied(module)}
     int8 = form.startswith("int8")
     dtypes = {f"{name}.weight": torch.int8 if int8 else torch.bfloat16 for name in own}
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    if int8:
-        shapes |= {f"{name}.weight_scale": (module.weight.shape[0],) for name, module in own.items()}
     found = {name: file.shape(name) for name in file.names()}
+    for name, module in narrow.items() if int8 else ():
+        if name in own or f"{name}.weight_scale" in found:  # which older artifacts have not
+            shapes[f"{name}.weight_scale"] = (module.weight.shape[0],)
     refuse_strangers(file.path, shapes, found)
     for name in found:
         kind = file.dtype(name)
@@ -79,14 +83,14 @@ def read(
         model.source_embedding.weight = model.embedding.weight
     if isinstance(model.head, TokenHead) and model.head.cfg.tied:
         model.head.weight = model.embedding.weight
-    for name, module in maps(model):
-        if name in own:
-            parts = {s: given[f"{name}.weight{s}"] for s in (("", "_scale") if int8 else ("",))}
-            set_product(module, restored(form, parts, bias_of(module)))
-        elif name not in as_is:
-            set_product(module, product(form, model.embedding.weight, bias_of(module)))
+    for name, module in narrow.items():
+        parts = {s: given[key] for s in ("", "_scale") if (key := f"{name}.weight{s}") in given}
+        if "_scale" in parts and name not in own:
+            parts[""] = nearest(model.embedding.weight, parts["_scale"])
+        made = restored(form, parts, bias_of(module)) if parts else None
+        set_product(module, made or product(form, model.embedding.weight, bias_of(module)))
     return model.eval()
 
 
-def _tied(model: Transformer, module: nn.Module) -> bool:
+def _tied(module: nn.Module) -> bool:
     return isinstance(module, TokenHead) and module.cfg.tied

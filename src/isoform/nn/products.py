@@ -216,7 +216,12 @@ def rounded(weight: Float[Tensor, "out width"]) -> tuple[Int8[Tensor, "out width
         error = ((wide / tried).round_().clamp_(-127, 127) * tried - wide).square().sum(1, keepdim=True)
         scales = torch.where(error < least, tried, scales)
         least = torch.minimum(error, least)
-    return (wide / scales).round_().clamp_(-127, 127).to(torch.int8), scales[:, 0]
+    return nearest(wide, scales[:, 0]), scales[:, 0]
+
+
+def nearest(weight: Float[Tensor, "out width"], scales: Float[Tensor, " out"]) -> Int8[Tensor, "out width"]:
+    """The multiples of given scales."""
+    return (weight.float() / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8)
 
 
 def _pack_float32(weight: Tensor) -> Tensor | None:
