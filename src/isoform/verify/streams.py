@@ -113,7 +113,7 @@ def _reads(name: str, value: Tensor, more: bool) -> bool:
         return False
     word = name.lower()
     kinds = ("mask", "type", "segment", "position", "label", "real", "pad", "prefix")
-    other = name in DOCUMENTS or any(part in word for part in kinds)
+    other = name in (*DOCUMENTS, "targets") or any(part in word for part in kinds)
     return not more or (not value.is_floating_point() and not other)
 
 

@@ -12,8 +12,12 @@ from isoform.verify.audit.causality import promised
 from isoform.verify.audit.report import Check
 from isoform.verify.noise import same
 from isoform.verify.subject import Subject, main_tensor
+from isoform.verify.watching import tensors
 
 IGNORED = -100
+TARGETS = "targets"
+"""Labels by this name are the next tokens as a rule, shifted where the data is made; "labels" are not."""
+_NO_LABELS = f"forward takes neither labels nor {TARGETS}, so no loss is asked of it"
 
 
 def check_loss_shift(subject: Subject) -> Check:
@@ -21,7 +25,8 @@ def check_loss_shift(subject: Subject) -> Check:
     name = "loss-shift"
     labels = _labels(subject)
     if labels is None:
-        return Check(name, None, "forward takes no labels, so it returns no loss")
+        return Check(name, None, _NO_LABELS)
+    before = _shifted_before(subject, labels)
     labels = torch.where(labels == IGNORED, 1, labels)
     shown = "how logits and labels are paired for these inputs"
     rest = "whether the data pipeline shifts them again"
@@ -52,6 +57,18 @@ def check_loss_shift(subject: Subject) -> Check:
             twice = f"the decoder inputs are shifted and the loss shifts by {found} again"
             return Check(name, False, seen if place is not None else twice, evidence, shown, rest)
         return Check(name, True, "exactly one shift, in the decoder inputs", evidence, shown, rest)
+    if promised(subject)[0] == "causal" and before:
+        rest = "whether the data pipeline shifts as these inputs do"
+        if found + before == 1:
+            said = "exactly one shift, in the labels that were given"
+            return Check(name, True, said, evidence, shown, rest)
+        said = f"the labels given are the inputs shifted by {before} and the loss shifts by {found} again"
+        return Check(name, False, said, evidence, shown, rest)
+    if _name(subject) == TARGETS and found == 0 and before is None:
+        said = "no shift: position t is trained on target t, so the targets must be the next tokens"
+        return Check(
+            name, True, said, evidence, shown, "whether the data pipeline shifts them, which it must"
+        )
     if promised(subject)[0] != "causal":
         if found == 0:
             return Check(
@@ -68,6 +85,22 @@ def check_loss_shift(subject: Subject) -> Check:
     }
     statement = f"given inputs as labels, each position is trained {words[found]}"
     return Check(name, False, statement, evidence, shown, rest)
+
+
+def _shifted_before(subject: Subject, labels: Tensor) -> int | None:
+    """By how many places the labels that came with the inputs are ahead of them; None: that is not told."""
+    if not isinstance(subject.kwargs.get(_name(subject) or ""), Tensor):
+        return None
+    ids, real = subject.content(subject.target), subject.real(subject.target)
+    if ids.shape != labels.shape:
+        return None
+    fits: list[int] = []
+    for shift in range(min(3, labels.shape[1])):
+        end = labels.shape[1] - shift
+        kept = (labels[:, :end] != IGNORED) & real[:, shift:]
+        if bool(kept.any()) and torch.equal(labels[:, :end][kept], ids[:, shift:][kept]):
+            fits.append(shift)
+    return fits[0] if len(fits) == 1 else None
 
 
 def _shifting_inputs(subject: Subject) -> dict[str, Any] | None:
@@ -108,7 +141,7 @@ def check_loss_average(subject: Subject) -> Check:
     name = "loss-average"
     labels = _labels(subject)
     if labels is None:
-        return Check(name, None, "forward takes no labels, so it returns no loss")
+        return Check(name, None, _NO_LABELS)
     if labels.shape[0] < 2 or labels.shape[1] < 4:
         return Check(name, None, "two rows of at least four positions are needed")
     uneven = labels.clone()
@@ -167,12 +200,18 @@ def _nll(logits: Tensor, labels: Tensor, shift: int) -> Tensor:
     return losses.sum() / keep.sum().clamp(min=1)
 
 
+def _name(subject: Subject) -> str | None:
+    return next((name for name in ("labels", TARGETS) if name in subject.parameters), None)
+
+
 def _labels(subject: Subject) -> Tensor | None:
-    if "labels" not in subject.parameters:
+    """``[B, T]`` labels, `IGNORED` where none counts, whatever negative number says so in the inputs."""
+    name = _name(subject)
+    if name is None:
         return None
-    given = subject.kwargs.get("labels")
+    given = subject.kwargs.get(name)
     if isinstance(given, Tensor):
-        return given
+        return given.masked_fill(given < 0, IGNORED)
     ids = subject.content(subject.target)
     if ids.is_floating_point():
         return None
@@ -180,6 +219,19 @@ def _labels(subject: Subject) -> Tensor | None:
 
 
 def _loss(subject: Subject, labels: Tensor, inputs: dict[str, Any] | None = None) -> tuple[float, Tensor]:
-    result = subject.run({**(subject.kwargs if inputs is None else inputs), "labels": labels}).result
-    loss = result["loss"] if isinstance(result, dict) else result.loss
+    name, given = _name(subject) or "labels", subject.kwargs if inputs is None else inputs
+    try:
+        result = subject.run({**given, name: labels}).result
+    except (RuntimeError, IndexError):
+        ignored = labels == IGNORED
+        if not bool(ignored.any()):
+            raise
+        # The other number that is used for what is not supervised.
+        result = subject.run({**given, name: labels.masked_fill(ignored, -1)}).result
+    scalar = next((x for _, x in tensors(result) if x.dim() == 0), None)
+    loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", scalar)
+    if loss is None:
+        raise ValueError("its result holds no loss")
+    if loss is result:  # which is all it returns then
+        result = subject.run({k: v for k, v in given.items() if k != name}).result
     return float(loss), main_tensor(result)

@@ -69,7 +69,7 @@ def check_decode_protocol(subject: Subject) -> Check:
         if start is not None:
             return start
     else:
-        return Check(NAME, None, "it has no generation_config and generate of its own")
+        return Check(NAME, None, "it has no generate of its own with a generation_config")
     return _compared(own)
 
 
