@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isoform.nn import exact
+from isoform.config import presets
+from isoform.nn import attention, build, exact
+from isoform.nn.attention import Attention
+from isoform.tokens import Tokens
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +61,37 @@ def test_the_setting_of_a_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("length", "setting", "learns", "kernel"),
+    [
+        (64, "highest", True, "eager"),
+        (64, "highest", False, "sdpa"),
+        (65, "highest", True, "sdpa"),
+        (255, "medium", True, "eager"),
+        (255, "medium", False, "eager"),
+        (256, "medium", True, "sdpa"),
+    ],
+)
+def test_attention_is_written_out_where_that_is_faster(
+    length: int, setting: str, learns: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = presets.gpt2(20, d_model=12, n_heads=2, ffn_width=8, n_layers=1, dropout=0.0, max_positions=300)
+    model, asked = build(cfg, seed=0), []
+    choose = Attention._kernel
+
+    def seen(self, *given):
+        asked.append(choose(self, *given))
+        return asked[-1]
+
+    monkeypatch.setattr(Attention, "_kernel", seen)
+    torch.set_float32_matmul_precision(setting)
+    try:
+        with torch.set_grad_enabled(learns):
+            model(Tokens(torch.zeros(2, length, dtype=torch.long)))
+            monkeypatch.setattr(attention, "SCORES", 2 * 2 * length * length - 1)
+            model(Tokens(torch.zeros(2, length, dtype=torch.long)))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert asked == [kernel, "sdpa" if setting == "medium" else kernel]

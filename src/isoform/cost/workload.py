@@ -94,7 +94,8 @@ class Workload:
         ``fused``: one kernel that never stores the weights [B, h, T, S]. ``explicit``: scores and weights are
         tensors. ``composed``: the entry point for fused kernels, asked for by name, falls back to products
         that store them, as it does for a bias with a gradient, and on CPU for dropout. The choice under
-        ``auto`` is that of `isoform.nn.Attention`.
+        ``auto`` is that of `isoform.nn.Attention`, but for CPUs where `isoform.nn.exact` sends products
+        elsewhere: there "auto" writes it out up to 255 positions, as ``eager`` does.
         """
         train, on_cpu = self.mode == "train", self.device == "cpu"
         capped, dropped = attention.softcap is not None, train and attention.dropout > 0

@@ -24,15 +24,19 @@ struct Ahead {
     }
 };
 
+// The inputs `at` … `to` of `width`; `sums` [rows][outputs] holds what those before gave, for more to come.
+struct Part { i64 at, to, width; real* sums; };
+
 // O outputs of R rows; U: how many vectors of them are taken at a time, each with sums of its own.
 template <class W, int O, int R, int U>
-static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, Ahead& ahead) {
+static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, const Part& part, const Out& o, i64 row, i64 column, Ahead& next) {
+    Ahead ahead = next;  // in registers, inlined or not
     vec sums[U][R][O];
     UNROLL for (int u = 0; u < U; u++)
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int a = 0; a < O; a++) sums[u][r][a] = vec{};
-    i64 k = 0;
-    for (; k + LANES * U <= width; k += LANES * U) {
+    i64 k = part.at;
+    for (; k + LANES * U <= part.to; k += LANES * U) {
         ahead.go();
         UNROLL for (int u = 0; u < U; u++) {
             vec given[R];
@@ -50,14 +54,18 @@ static inline void tile(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, 
             }
         }
     }
+    next = ahead;
     UNROLL for (int r = 0; r < R; r++) {
         real values[O];
         UNROLL for (int u = 1; u < U; u++) UNROLL for (int a = 0; a < O; a++) sums[0][r][a] += sums[u][r][a];
         if constexpr (O == 4) sum4(sums[0][r], values);
         else for (int a = 0; a < O; a++) values[a] = sum(sums[0][r][a]);
-        for (i64 rest = k; rest < width; rest++)
+        for (i64 rest = k; rest < part.to; rest++)
             for (int a = 0; a < O; a++) values[a] += one(w + a * ldw + rest) * x[r * ldx + rest];
-        put<O>(o, row + r, column, values);
+        real* held = part.sums + (row + r) * O;
+        if (part.at) UNROLL for (int a = 0; a < O; a++) values[a] += held[a];
+        if (part.to < part.width) UNROLL for (int a = 0; a < O; a++) held[a] = values[a];
+        else put<O>(o, row + r, column, values);
     }
 }
 
@@ -66,17 +74,28 @@ constexpr int MOST = 6;  // rows a tile: as many as there are registers for
 #else
 constexpr int MOST = 3;
 #endif
+constexpr int ROWS_OF_TILES = 48;  // fewer than that
 
-// The given rows against O outputs. The last tile has one row or two.
+// All rows against O outputs. The last tile has one row or two.
 template <class W, int O>
-static inline void rows_of(const W* w, i64 ldw, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 end, i64 column) {
-    i64 tiles = 0, left = end - row;
+static inline void rows_of(const W* w, i64 ldw, const real* x, i64 ldx, i64 rows, i64 width, const Out& o, i64 column) {
+    i64 tiles = 0, left = rows;
     for (; left > MOST && left != 4; left -= MOST) tiles++;
     tiles += (left + 1) / 2;
+    // Where tiles follow each other they read the same weights, which have to stay in the first-level cache.
+    const i64 near = 32768 / (O * i64(sizeof(W)) + MOST * i64(sizeof(real))) / (4 * LANES) * (4 * LANES);
+    const i64 parts = tiles > 1 ? (width + near - 1) / near : 1;
+    real sums[ROWS_OF_TILES * O];
     Ahead ahead{(const char*)(w + O * ldw), tiles > 1 ? O * LANES * i64(sizeof(W)) / tiles : 0};
-    for (; end - row > MOST && end - row != 4; row += MOST) tile<W, O, MOST, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column, ahead);
-    for (; end - row >= 2; row += 2) tile<W, O, 2, 1>(w, ldw, x + row * ldx, ldx, width, o, row, column, ahead);
-    if (row < end) tile<W, O, 1, 2>(w, ldw, x + row * ldx, ldx, width, o, row, column, ahead);
+    for (i64 p = 0, at = 0; p < parts; p++) {
+        const i64 to = p + 1 < parts ? width * (p + 1) / parts / LANES * LANES : width;
+        const Part part{at, to, width, sums};
+        i64 row = 0;
+        for (; rows - row > MOST && rows - row != 4; row += MOST) tile<W, O, MOST, 1>(w, ldw, x + row * ldx, ldx, part, o, row, column, ahead);
+        for (; rows - row >= 2; row += 2) tile<W, O, 2, 1>(w, ldw, x + row * ldx, ldx, part, o, row, column, ahead);
+        if (row < rows) tile<W, O, 1, 2>(w, ldw, x + row * ldx, ldx, part, o, row, column, ahead);
+        at = to;
+    }
 }
 
 // Many rows: a panel of outputs is turned, so that a vector holds outputs, and nothing is added across it.
@@ -141,7 +160,8 @@ static inline void put(const Out& o, i64 row, i64 column, vec value, i64 outs) {
 }
 
 template <int R>
-static inline void panel_tile(const real* panel, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, i64 outs, Ahead& ahead) {
+static inline void panel_tile(const real* panel, const real* x, i64 ldx, i64 width, const Out& o, i64 row, i64 column, i64 outs, Ahead& next) {
+    Ahead ahead = next;
     vec sums[R][2];
     UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = vec{};
     for (i64 k = 0; k < width; k++) {
@@ -153,6 +173,7 @@ static inline void panel_tile(const real* panel, const real* x, i64 ldx, i64 wid
             sums[r][1] += high * given;
         }
     }
+    next = ahead;
     real found[R][PANEL];  // from which the loop below reads, so that the sums stay in registers above
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int i = 0; i < 2; i++) std::memcpy(found[r] + i * LANES, &sums[r][i], sizeof(vec));
@@ -173,7 +194,7 @@ static void panel_rows(i64 count, const real* panel, const real* x, i64 ldx, i64
 }
 
 // Rows from which turning pays, by what the tiles of few rows have to widen again and again.
-static inline i64 many(int form) { return form == WIDE ? 48 : form == BFLOAT16 ? TALL - 1 : VECTOR == 64 ? 24 : 16; }
+static inline i64 many(int form) { return VECTOR == 64 || form == WIDE ? ROWS_OF_TILES : form == BFLOAT16 ? TALL - 1 : 16; }
 template <class W> constexpr int form_of = sizeof(W) == sizeof(real) ? WIDE : sizeof(W) == 2 ? BFLOAT16 : INT8;
 
 // Outputs begin .. end of all rows.
@@ -182,13 +203,14 @@ static void product(const W* w, const real* x, i64 ldx, i64 rows, i64 width, con
     i64 c = begin;
     if (rows == 1) {
         Ahead none{nullptr, 0};
-        for (; c + 4 <= end; c += 4) tile<W, 4, 1, 2>(w + c * width, width, x, ldx, width, o, 0, c, none);
-        for (; c < end; c++) tile<W, 1, 1, 4>(w + c * width, width, x, ldx, width, o, 0, c, none);
+        const Part all{0, width, width, nullptr};
+        for (; c + 4 <= end; c += 4) tile<W, 4, 1, 2>(w + c * width, width, x, ldx, all, o, 0, c, none);
+        for (; c < end; c++) tile<W, 1, 1, 4>(w + c * width, width, x, ldx, all, o, 0, c, none);
         return;
     }
     if (rows < many(form_of<W>)) {
-        for (; c + 4 <= end; c += 4) rows_of<W, 4>(w + c * width, width, x, ldx, width, o, 0, rows, c);
-        for (; c < end; c++) rows_of<W, 1>(w + c * width, width, x, ldx, width, o, 0, rows, c);
+        for (; c + 4 <= end; c += 4) rows_of<W, 4>(w + c * width, width, x, ldx, rows, width, o, c);
+        for (; c < end; c++) rows_of<W, 1>(w + c * width, width, x, ldx, rows, width, o, c);
         return;
     }
     i64 block = 98304 / (width * i64(sizeof(real)) / 4 + 1) / TALL * TALL;  // rows that stay in the second-level cache

@@ -14,6 +14,7 @@ from isoform.errors import ConfigError, ShapeError
 from isoform.nn.cache import LayerCache
 from isoform.nn.capture import tap, wanted
 from isoform.nn.dropout import dropout
+from isoform.nn.exact import elsewhere
 from isoform.nn.kernels import Heads, flex, fused
 from isoform.nn.linear import Linear, Packed
 from isoform.nn.norms import norm
@@ -23,6 +24,10 @@ from isoform.nn.reading import Reading
 Backend = Literal["auto", "eager", "sdpa", "flex"]
 EAGER_UP_TO = 64
 """Positions up to which "auto" writes attention out on a CPU when a gradient is wanted."""
+ELSEWHERE = 255
+"""The same where products are oneDNN's, with a gradient or without, …"""
+SCORES = 2**25
+"""… up to so many scores."""
 FLEX_FROM = 1024 * 1024
 """Query-key pairs from which on "auto" avoids a dense mask on CUDA."""
 
@@ -175,10 +180,15 @@ class Attention(nn.Module):
         # The fused entry point has no cap. With a bias that has a gradient, or with dropout on a CPU, it
         # stores the weights too, and more than is needed. On a CPU's short rows its backward pass is slow: at
         # 8 to 64 positions, writing the weights out took 0.35 to 0.99 of its time with heads 4 × 32, 4 × 48
-        # and 8 × 64 on two threads (1.2 at 8 × 64 and 64 positions).
-        learns = torch.is_grad_enabled() and q.requires_grad
-        short = max(q.shape[2], lowered.key.length) <= EAGER_UP_TO
-        slow = q.device.type == "cpu" and (share > 0.0 or (short and learns))
+        # and 8 × 64 on two threads (1.2 at 8 × 64 and 64 positions). Its many small products make oneDNN
+        # slow: with AVX-512 written-out weights took 0.15 to 0.7 of its time at 32 to 256 positions, 0.12 to
+        # 0.5 with the backward pass, in float32; in bfloat16 0.35 to 0.5 and 0.23 to 0.45.
+        longest = max(q.shape[2], lowered.key.length)
+        if elsewhere():
+            short = longest <= ELSEWHERE and q.shape[:3].numel() * lowered.key.length <= SCORES
+        else:
+            short = longest <= EAGER_UP_TO and torch.is_grad_enabled() and q.requires_grad
+        slow = q.device.type == "cpu" and (share > 0.0 or short)
         return "eager" if cfg.softcap is not None or trained or slow else "sdpa"
 
     def _eager(self, q: Heads, k: Heads, v: Heads, reading: Reading) -> Heads:

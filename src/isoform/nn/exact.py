@@ -30,6 +30,11 @@ def exact_products(device: torch.device) -> Generator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def elsewhere() -> bool:
+    """Whether float32 products go to oneDNN by now; a compiled graph does not ask."""
+    return not torch.compiler.is_compiling() and _setting() == "medium"
+
+
 @functools.cache
 def _nothing_is_lost() -> bool:
     before, exact = torch.get_float32_matmul_precision(), _error()
