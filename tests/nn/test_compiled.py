@@ -147,12 +147,12 @@ def test_products(rows):
 
 
 @needs_compiler
-@pytest.mark.parametrize("rows", [49, 50])
+@pytest.mark.parametrize("rows", [1, 2, 7, 12, 47, 49, 50])
 def test_products_of_wide_rows(rows):
-    """Which are taken in blocks of rows, the last of one row or two."""
+    """Which are taken in parts, or in blocks of rows, the last of one row or two."""
     machine = library(torch.float64)
-    x = torch.linspace(-1, 1, rows * 8200, dtype=torch.float64).view(rows, 8200).sin()
-    numbers = (torch.arange(5 * 8200) * 31 % 255 - 127).view(5, 8200)
+    x = torch.linspace(-1, 1, rows * 8203, dtype=torch.float64).view(rows, 8203).sin()
+    numbers = (torch.arange(6 * 8203) * 31 % 255 - 127).view(6, 8203)
     for kind in (torch.float64, torch.bfloat16, torch.int8):
         found = machine.linear(x, numbers.to(kind), None, None)
         torch.testing.assert_close(found, x @ numbers.double().t(), rtol=0, atol=1e-8)
