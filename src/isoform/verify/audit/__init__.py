@@ -96,7 +96,7 @@ def audit(
             "loss-shift": lambda: check_loss_shift(subject),
             "loss-average": lambda: check_loss_average(subject),
         }
-        settled = check_eval_determinism(subject)
+        settled = _run("eval-determinism", lambda: check_eval_determinism(subject))
         runs["eval-determinism"] = lambda: settled
         if settled.passed is False:
             for name in _HELD_AGAINST_A_SECOND_RUN:
