@@ -195,7 +195,7 @@ class Model:
                 taken.add(part.linear.node)
         for inner in self.structure.inners:
             for linear in inner.sources:
-                if linear.node not in taken and f"linear {linear.node}" in self.structure.reads:
+                if f"linear {linear.node}" in self.structure.reads:
                     found.setdefault(("inner", inner.index), linear.read)
                     taken.add(linear.node)
         others = [r for r in self.structure.reads.items() if r[1][1] is None or r[1][1].node not in taken]

@@ -79,6 +79,13 @@ def match_rows(a: Tensor, b: Tensor, tolerance: float = 2e-6) -> Rows:
     return _scaled(index, scale, long_a, long_b, tolerance)
 
 
+def inverse(rows: Rows) -> Rows:
+    """How A's rows stand in B's, where every row was found."""
+    index, scale = torch.empty_like(rows.index), torch.empty_like(rows.scale)
+    index[rows.index], scale[rows.index] = torch.arange(len(index)), 1 / rows.scale
+    return Rows(index, scale)
+
+
 def _scaled(index: Tensor, scale: Tensor, long_a: Tensor, long_b: Tensor, tolerance: float) -> Rows:
     found = index >= 0
     scale[found] = long_b[found] / long_a[index[found]].clamp(min=1e-30)

@@ -15,7 +15,7 @@ from isoform.verify.diagnose.cores import Core, allowed, open_padding, paired_he
 from isoform.verify.diagnose.masks import explain_bias, explain_mask
 from isoform.verify.diagnose.mixing import explain_mix, explain_order
 from isoform.verify.diagnose.report import Place
-from isoform.verify.diagnose.scores import explain_scores
+from isoform.verify.diagnose.scores import beside, explain_scores
 from isoform.verify.diagnose.sites import over_keys
 from isoform.verify.rows import Rows
 
@@ -118,6 +118,7 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
             f"scores {list(base_b.shape)}",
             b.site.scores,
         )
+        beside(lambda kind, x, y, **e: case.add(kind, place, x, y, b.site.scores, **e), case, a, b)
         return
     if over_keys(a.model.graph, a.site.softmax) != over_keys(b.model.graph, b.site.softmax):
         words = "takes the softmax over another axis than the last", "takes it over the last axis"

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from isoform.verify.align import Inner, Model, filled, values_of
 from isoform.verify.diagnose.routers import EXPERTS
 from isoform.verify.diagnose.unary import Step, gap, identify
-from isoform.verify.rows import whole
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
@@ -100,7 +99,7 @@ def tokens_of(model: Model, inner: Inner) -> int:
 
 def body_function(model: Model, inner: Inner) -> tuple[Run, torch.Size] | None:
     """A feed-forward network between its maps, and the shape of what it takes; None: no clear layout."""
-    parts = whole(inner.sources)
+    parts = inner.parts
     if inner.index >= EXPERTS:
         size = sum(s.weight.shape[0] for s in inner.sources)
         return expert_function(model, inner), torch.Size((1, tokens_of(model, inner), size))
@@ -115,6 +114,44 @@ def body_function(model: Model, inner: Inner) -> tuple[Run, torch.Size] | None:
         return x.new_full((*x.shape[:2], features), float("nan")) if found is None else found
 
     return run, value.shape
+
+
+@dataclasses.dataclass(eq=False)
+class Inside:
+    """A body to be looked into.
+
+    Attributes:
+        run: what comes out for ``[B, T, columns]``.
+        values: what its operations give for that, ``[B, T, …]`` by node.
+        put: what comes out where a node has another value.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    values: Callable[[Tensor], dict[int, Tensor]]
+    put: Callable[[Tensor, int, Tensor], Tensor]
+
+
+def inside(model: Model, inner: Inner) -> tuple[Inside, torch.Size] | None:
+    """A feed-forward network between its maps, and the shape of what it takes; None: no clear layout."""
+    found, graph = body_function(model, inner), model.graph
+    if found is None:
+        return None
+    whole_run, shape = found
+    end, width, parts = inner.out.read, inner.out.weight.shape[1], inner.parts
+    region = [] if inner.index >= EXPERTS else graph.region(end, [s.out for s in inner.sources])
+
+    def values(x: Tensor) -> dict[int, Tensor]:
+        return {n: whole_run(x, n, graph.values[n].shape[-1]) for n in region}
+
+    def put(x: Tensor, node: int, value: Tensor) -> Tensor:
+        given: dict[int, Tensor] = {}
+        filled(model, parts, x, given)
+        given[node] = graph.shaped(value, node, value.shape[-1])
+        out = graph.canonical(graph.evaluate(end, given), width, end)
+        assert out is not None
+        return out
+
+    return Inside(lambda x: whole_run(x, end, width), values, put), shape
 
 
 def identify_body(model: Model, inner: Inner) -> Body:

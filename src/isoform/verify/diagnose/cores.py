@@ -31,6 +31,7 @@ class Core:
         inputs: for q, k and v the reference's values in this model's order of columns, ``[B, T, columns]``.
         added: for some of them what is added to them on the way.
         opened: values of nodes that read the padding mask, if it said one thing of every place; for scores.
+        columns: those of each head, for q, k and v, as far as they have been asked for.
     """
 
     model: Model
@@ -39,6 +40,7 @@ class Core:
     inputs: dict[str, Tensor]
     added: dict[str, Tensor] = dataclasses.field(default_factory=dict[str, Tensor])
     opened: dict[int, Tensor] = dataclasses.field(default_factory=dict[int, Tensor])
+    columns: dict[str, list[list[int]]] = dataclasses.field(default_factory=dict[str, list[list[int]]])
 
     def given(self, **factors: float) -> dict[int, Tensor]:
         """Values for the projections; a factor of 0 or 2 for q, k or v multiplies them, biases included."""
@@ -119,8 +121,14 @@ def allowed(base: Tensor) -> Tensor:
     return base > top - FORBIDDEN
 
 
-def columns_of(core: Core, which: str) -> list[list[int]] | None:
+def columns_of(core: Core, which: str) -> list[list[int]]:
     """For each head the columns of a projection that it is made of."""
+    if which not in core.columns:
+        core.columns[which] = _columns(core, which)
+    return core.columns[which]
+
+
+def _columns(core: Core, which: str) -> list[list[int]]:
     given = {n: v.detach().requires_grad_() for n, v in core.given().items()}
     operand = core.operand(which, given)
     parts = {"q": core.site.q, "k": core.site.k, "v": core.site.v}[which]
@@ -139,8 +147,23 @@ def columns_of(core: Core, which: str) -> list[list[int]] | None:
                 columns += [at + int(c) for c in (used > 0).nonzero()[:, 0]]
             at += len(part.columns)
         found.append(columns)
+    if len(found) > 1 and len({tuple(c) for c in found}) == 1:
+        found = _largest(core, which) or found  # normalised over all heads together
     shared = core.heads // max(len(found), 1)  # heads side by side in one product with the same keys
     return [columns for columns in found for _ in range(shared)] if which != "q" else found
+
+
+def _largest(core: Core, which: str) -> list[list[int]] | None:
+    """For each head the columns that give the most to it, each by itself; None: not the same number each."""
+    zero = torch.zeros_like(core.inputs[which])
+    none, found = core.operand(which, core.put(which, zero)), list[int]()
+    for column in range(zero.shape[-1]):
+        unit = zero.clone()
+        unit[..., column] = 1.0
+        share = (core.operand(which, core.put(which, unit)) - none).abs().sum((0, 2, 3))
+        found.append(int(share.argmax()))
+    sets = [[c for c, head in enumerate(found) if head == h] for h in range(none.shape[1])]
+    return sets if len({len(s) for s in sets}) == 1 else None
 
 
 def paired_heads(case: Case, place: Place, a: Core, b: Core) -> Tensor:

@@ -6,15 +6,14 @@ known all the same (`routing.measure`). It is computed from the other model's ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
 from isoform.verify.align import Inner, Model
-from isoform.verify.diagnose.bodies import ACTIVATIONS, Body, identify_body
+from isoform.verify.diagnose.bodies import identify_body
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.parts import Router
+from isoform.verify.diagnose.residues import Said, forms
 from isoform.verify.diagnose.unary import gap
 
 SAME = 1e-6
@@ -57,10 +56,6 @@ def try_out(
     return None
 
 
-Said = tuple[str, str, str]
-"""A slug, and what each model does."""
-
-
 def _explained(
     model: Model, own: list[Inner], read: Tensor, here: Tensor, there: Tensor
 ) -> tuple[dict[Said, list[int]], float] | None:
@@ -70,7 +65,7 @@ def _explained(
     for expert, inner in enumerate(own):
         body = identify_body(model, inner)
         before = torch.cat([read @ s.weight.t() + s.bias for s in inner.sources], -1)
-        for number, (said, hidden) in enumerate(_forms(body, before)):
+        for number, (said, hidden) in enumerate(forms(body, before)):
             tried = hidden @ inner.out.weight.t() + inner.out.bias
             if number == 0:
                 own_factor = _factor(tried, here[expert])
@@ -93,25 +88,3 @@ def _explained(
 def _factor(a: Tensor, b: Tensor) -> float | None:
     ratio = float((a * b).sum() / a.square().sum().clamp(min=1e-30))
     return ratio if ratio > 0 and gap(a * ratio, b) <= SAME else None
-
-
-def _forms(body: Body, x: Tensor) -> Iterator[tuple[list[Said], Tensor]]:
-    """What may stand between two maps, the body as it is first: what is said of it, and its values."""
-    own = body.activation
-    if own not in ACTIVATIONS or body.after is not None or body.shift is not None:
-        return
-    other = {n: ("activation", f"applies {own}", f"applies {n}") for n in ACTIVATIONS if n != own}
-    act = ACTIVATIONS[own]
-    if body.form == "pointwise":
-        yield [], act(x)
-        yield from (([said], ACTIVATIONS[n](x)) for n, said in other.items())
-    elif body.form == "gated" and body.gate is not None:
-        rest = torch.ones(x.shape[-1], dtype=torch.bool)
-        rest[body.gate] = False
-        gate, content = x[..., body.gate], x[..., rest]
-        swapped = ("gate-order", "activates the gate", "activates the content")
-        yield [], act(gate) * content
-        yield [swapped], act(content) * gate
-        yield [("gate-order", swapped[1], "activates the product")], act(content * gate)
-        yield from (([said], ACTIVATIONS[n](gate) * content) for n, said in other.items())
-        yield from (([swapped, said], ACTIVATIONS[n](content) * gate) for n, said in other.items())

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from isoform.verify.align import Inner, filled, values_of
-from isoform.verify.diagnose.bodies import CLOSE, Body, expert_function, identify_body, tokens_of, told
+from isoform.verify.diagnose.bodies import (
+    CLOSE,
+    Body,
+    expert_function,
+    identify_body,
+    inside,
+    tokens_of,
+    told,
+)
 from isoform.verify.diagnose.case import Case, profile
 from isoform.verify.diagnose.norms import norm_differs
 from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.residues import Said, explain, forms
 from isoform.verify.diagnose.unary import gap
-from isoform.verify.rows import Rows, whole
+from isoform.verify.rows import Rows, inverse
 
 
 def check(case: Case, a: Inner, b: Inner) -> None:
@@ -24,7 +34,7 @@ def check(case: Case, a: Inner, b: Inner) -> None:
 
 
 def _check(case: Case, a: Inner, b: Inner) -> None:
-    pa, pb = whole(a.sources), whole(b.sources)
+    pa, pb = a.parts, b.parts
     place = case.place("feed-forward", a.out.read, b.out.read)
     value, own = values_of(case.a, pa), values_of(case.b, pb)
     width = a.out.weight.shape[1]
@@ -50,22 +60,75 @@ def _check(case: Case, a: Inner, b: Inner) -> None:
     if difference <= case.tolerance and not _far(case, a, b, rows, columns):
         return
     evidence = {"relative_difference": difference, "profile": profile(ours, theirs)}
-    _explain(case, place, identify_body(case.a, a), identify_body(case.b, b), rows, b.out.node, **evidence)
+    _explain(case, place, (a, b), rows, columns, **evidence)
 
 
 def _explain(
-    case: Case, place: Place, a: Body, b: Body, rows: Rows | None, order: int, **evidence: Any
+    case: Case,
+    place: Place,
+    ends: tuple[Inner, Inner],
+    rows: Rows | None,
+    columns: Rows | None,
+    **evidence: Any,
 ) -> None:
-    count = len(case.raw)
+    count, order = len(case.raw), ends[1].out.node
+    a, b = identify_body(case.a, ends[0]), identify_body(case.b, ends[1])
+    if _beside(case, place, ends, (a, b), rows, columns, **evidence):
+        return
     if "other" not in (a.form, b.form):
         _compare(case, place, a, b, rows, order)
     if len(case.raw) == count:
         case.add("unexplained", place, told(a), told(b), order, **evidence)
 
 
+def _beside(
+    case: Case,
+    place: Place,
+    ends: tuple[Inner, Inner],
+    bodies: tuple[Body, Body],
+    rows: Rows | None,
+    columns: Rows | None,
+    **evidence: Any,
+) -> bool:
+    """Whether one body is known, and the other as far as it is that one; notes what it does beside it."""
+    nameless = [body.activation is None for body in bodies]
+    if nameless[0] == nameless[1]:
+        return False
+    side = nameless.index(True)
+    model, inner, known = (case.a, case.b)[side], ends[side], bodies[1 - side]
+    parts = inside(model, inner)
+    if parts is None:
+        return False
+    other, shape = parts
+    x = 2.5 * torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    same = Rows(torch.arange(shape[-1]), torch.ones(shape[-1], dtype=torch.float64))
+    into, out = rows or same, columns
+    if side == 0:
+        into, out = inverse(into), None if out is None else inverse(out)
+
+    def tried(x: Tensor) -> Iterator[tuple[list[Said], Tensor]]:
+        read = torch.empty_like(x)  # as the known one reads it
+        read[..., into.index] = x / into.scale
+        for said, values in forms(known, read):
+            yield said, values if out is None else values[..., out.index] / out.scale
+
+    gate = None
+    if known.gate is not None:
+        taken = set(known.gate.tolist())
+        gate = torch.tensor([i for i, k in enumerate(into.index.tolist()) if k in taken])
+    found = explain(known, gate, x, tried, other, deep=bodies[side].form == "other")
+    if found is None:
+        return False
+    for kind, ours, theirs in found[0]:
+        case.add(kind, place, *((theirs, ours) if side == 0 else (ours, theirs)), ends[1].out.node)
+    words = told(known), f"{found[1]} besides" if found[0] else f"does so and {found[1]}"
+    case.add("unexplained", place, *(words[::-1] if side == 0 else words), ends[1].out.node, **evidence)
+    return True
+
+
 def _far(case: Case, a: Inner, b: Inner, rows: Rows | None, columns: Rows | None) -> bool:
     """Whether they part on larger pre-activations than these inputs give."""
-    pa, pb = whole(a.sources), whole(b.sources)
+    pa, pb = a.parts, b.parts
     value = values_of(case.a, pa)
     assert value is not None
     generator = torch.Generator().manual_seed(3)
@@ -104,7 +167,7 @@ def check_expert(case: Case, a: Inner, b: Inner) -> None:
         return
     whose = b.whose or a.whose or " of an expert"
     place = case.place("feed-forward" + whose, a.out.read, b.out.read)
-    _explain(case, place, identify_body(case.a, a), identify_body(case.b, b), rows, b.out.node)
+    _explain(case, place, (a, b), rows, columns)
 
 
 def _compare(case: Case, place: Place, a: Body, b: Body, rows: Rows | None, order: int) -> None:

@@ -198,7 +198,9 @@ def explain_bias(
         kind = "alibi-slope"
     else:
         kind = "relative-bias"
-    if not _relative(base_a, both) or not _relative(base_b, both):
+    straight = slope_a is not None, slope_b is not None
+    bent = straight[0] != straight[1] and not none_a and not none_b
+    if bent or not _relative(base_a, both) or not _relative(base_b, both):
         kind = "unexplained"
     words = "adds a bias by distance to the scores", "adds none to the scores"
     if not none_a and not none_b:

@@ -30,7 +30,7 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     if kv is not None or a.heads != b.heads:
         return
     mixed_a, mixed_b = a.model.graph.values[a.site.mix], b.model.graph.values[b.site.mix]
-    if mixed_a.shape != mixed_b.shape:
+    if mixed_a.shape != mixed_b.shape and not _same_rows(b, mixed_a):
         return
     # The same context in both: does the merge give the same?
     rows = case.rows.get(("site", b.site.index, "v"))
@@ -108,9 +108,22 @@ def _own_rows(core: Core) -> bool:
     rows = graph.canonical(out, width, core.site.out.read)
     assert rows is not None
     (grad,) = torch.autograd.grad(rows[0, 0].sum(), context)
-    flat = grad.reshape(graph.batch, -1, *grad.shape[-2:])
+    length = graph.values[core.site.scores].shape[-2 if core.site.key_columns else -1]
+    length = (
+        length if grad.shape[-2] != core.heads * rows.shape[1] else rows.shape[1]
+    )  # one head below another
+    flat = grad.reshape(graph.batch, -1, length, grad.shape[-1])
     touched = (flat[0].abs().sum((0, 2)) > 0).sum()
     return int(touched) <= 1
+
+
+def _same_rows(core: Core, mixed: Tensor) -> bool:
+    """Whether another model's mixed values are this one's in another shape."""
+    own = core.model.graph.evaluate(core.site.mix, core.given())
+    if own.numel() != mixed.numel() or own.shape[-1] != mixed.shape[-1]:
+        return False
+    close = (mixed.reshape(own.shape) - own).abs().amax(-1) <= 1e-6 * own.nan_to_num().abs().max()
+    return float(close.double().mean()) > 0.5
 
 
 def _used(core: Core) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.align import Inner, Key, Linear, Model, Site
-from isoform.verify.rows import match_rows, rows_of, whole
+from isoform.verify.rows import match_rows, rows_of
 
 SHARE = 0.3
 """Share of rows that two parts have in common if they are the same part, also where one has a fault."""
@@ -151,7 +151,7 @@ def _same_site(a: Site, b: Site) -> bool:
 
 
 def _same_inner(a: Inner, b: Inner) -> bool:
-    if _rows(rows_of(whole(a.sources))[0], rows_of(whole(b.sources))[0]):
+    if _rows(rows_of(a.parts)[0], rows_of(b.parts)[0]):
         return True
     return _columns(a.out.weight, b.out.weight)
 

@@ -115,12 +115,17 @@ class Inner:
 
     Attributes:
         expert: its number among experts that are computed together.
+        parts: the columns of the maps it reads that belong to it: all, if none are an attention's.
     """
 
     index: int
     out: Linear
     sources: list[Linear]
     expert: int | None = None
+    parts: list[Part] = dataclasses.field(default_factory=list[Part])
+
+    def __post_init__(self) -> None:
+        self.parts = self.parts or [Part(s, torch.arange(s.weight.shape[0])) for s in self.sources]
 
     @property
     def whose(self) -> str:

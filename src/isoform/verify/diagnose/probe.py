@@ -108,7 +108,7 @@ def _maps(a: Model, b: Model) -> list[tuple[list[Part], list[Part]]]:
         if x.out is not None and y.out is not None:
             found.append((whole([x.out]), whole([y.out])))
     for x, y in pairs(a.structure.inners, b.structure.inners):
-        found.append((whole(x.sources), whole(y.sources)))
+        found.append((x.parts, y.parts))
         found.append((whole([x.out]), whole([y.out])))
     heads = [[n for n in m.structure.linears if n.role == "head"] for m in (a, b)]
     found += [(whole([x]), whole([y])) for x, y in zip(*heads, strict=False)]

@@ -66,12 +66,17 @@ def images(core: Core, which: str) -> Tensor | None:
     return matrix if bool(matrix.isfinite().all()) else None
 
 
+def centred(matrix: Tensor) -> Tensor:
+    """Images of unit vectors without what is subtracted from all channels alike, a norm's mean."""
+    return matrix - matrix.median(-1, keepdim=True).values if matrix.shape[-1] > 4 else matrix
+
+
 def turning(core: Core) -> Turning | None:
     """Feed unit queries and watch where they go."""
     matrix = images(core, "q")
     if matrix is None:
         return None
-    width = matrix.shape[-1]
+    matrix, width = centred(matrix), matrix.shape[-1]
     size = matrix.square().sum(-2).sqrt().mean()
     matrix = matrix / size.clamp(min=1e-30)
     off = matrix.abs().amax((0, 1, 2))
@@ -110,8 +115,8 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
         add("rope-partial", _width(one), _width(two))
         _beside_width(add, one, two)
         return
-    places = _channels(case, a, b, "q")
-    if places != _channels(case, a, b, "k"):
+    places = channels(case, a, b, "q")
+    if places != channels(case, a, b, "k"):
         return  # other channels of queries meet other channels of keys: not a matter of the rotation
     pairs = [(places[i], places[j]) for i, j in two.pairs]
     own, other = ([frozenset(p) for p in x] for x in (one.pairs, pairs))
@@ -164,7 +169,7 @@ def _beside_width(add: Any, one: Turning, two: Turning) -> None:
         add("rope-frequency", _theta(fa, one), _theta(fb, two), reference=fa.tolist(), candidate=fb.tolist())
 
 
-def _channels(case: Case, a: Core, b: Core, which: str) -> list[int]:
+def channels(case: Case, a: Core, b: Core, which: str) -> list[int]:
     """For each channel of B's first head the channel of A's that has the same row of the projection."""
     of_a, of_b = columns_of(a, which), columns_of(b, which)
     rows = case.rows.get(("site", b.site.index, which))

@@ -61,7 +61,7 @@ def explain_scores(
         words = ("normalises queries and keys", "does not normalise them")
         add("qk-norm", words[not normed_a], words[not normed_b])
     if groups is not None or normed_a != normed_b:
-        _beside(add, case, a, b)
+        beside(add, case, a, b)
         return
     ratio = _ratio(small_a, small_b, both, max(1e-5, case.constants))
     if ratio is not None:
@@ -69,7 +69,7 @@ def explain_scores(
         return
     count = len(case.raw)
     if normed_a and normed_b:
-        explain_norms(add, a, b)
+        explain_norms(add, case, a, b)
     turn_a, turn_b = turning(a), turning(b)
     if turn_a is not None and turn_b is not None:
         explain_turns(add, case, a, b, turn_a, turn_b)
@@ -85,7 +85,7 @@ def explain_scores(
     )
 
 
-def _beside(add: Any, case: Case, a: Core, b: Core) -> None:
+def beside(add: Any, case: Case, a: Core, b: Core) -> None:
     """Scale and rotation, each model's by itself, where the scores cannot be compared any more."""
     scale_a, scale_b = measured_scale(a), measured_scale(b)
     if scale_a is not None and scale_b is not None and abs(scale_b / scale_a - 1) > 1e-5:

@@ -28,9 +28,9 @@ def find_sites(graph: Graph, linears: list[Linear], stops: set[int]) -> list[Sit
         query, key, columns = _queries_and_keys(graph, logits, refs[0], refs[1])
         ends = (number, logits, scores, query, key, columns, mix, value, weights)
         site = Site(len(found), *ends, None, [], [], [])
-        site.q = _parts(graph, site.query, stops, by_out)
-        site.k = _parts(graph, site.key, stops, by_out)
-        site.v = _parts(graph, site.value, stops, by_out)
+        site.q = parts_of(graph, site.query, stops, by_out)
+        site.k = parts_of(graph, site.key, stops, by_out)
+        site.v = parts_of(graph, site.value, stops, by_out)
         for linear in linears:
             if linear.node > mix and mix in graph.region(linear.read, stops):
                 site.out = linear
@@ -114,14 +114,15 @@ def _queries_and_keys(graph: Graph, logits: int, left: int, right: int) -> tuple
     flat[0, 0, :] = 1.0  # one query, every key
     pick.masked_fill_(~scores.isfinite(), 0.0)
     (grad,) = torch.autograd.grad(scores, a, pick)
-    rows = (grad.abs().sum(-1) > 0).sum()  # rows of the left operand that this query's scores read
+    # Rows of the left operand that this query's scores read: in one head, where heads are mixed.
+    rows = (grad.abs().sum(-1) > 0).reshape(-1, a.shape[-2]).sum(-1).max()
     if int(rows) <= 1 or a.shape[-2] == 1:
         return left, right, True
     return right, left, False
 
 
-def _parts(graph: Graph, operand: int, stops: set[int], by_out: dict[int, Linear]) -> list[Part]:
-    """The columns of linear results that an operand depends on."""
+def parts_of(graph: Graph, operand: int, stops: set[int], by_out: dict[int, Linear]) -> list[Part]:
+    """The columns of linear results that a node depends on."""
     sources = [n for n in ([operand] if operand in stops else graph.sources(operand, stops)) if n in by_out]
     if not sources:
         return []

@@ -12,7 +12,7 @@ from isoform.verify.diagnose.front import explain_front
 from isoform.verify.diagnose.liveness import LOOKUPS
 from isoform.verify.diagnose.unary import CLOSE, function, gap
 from isoform.verify.diagnose.wires import explain_small, explain_wires
-from isoform.verify.diagnose.wiring import Wire, explain_wiring, matched, reading, tops
+from isoform.verify.diagnose.wiring import RESIDUAL, Wire, explain_wiring, matched, reading, tops
 
 EXACT = 1e-12
 """Differences above this are more than another order of summation in float64."""
@@ -196,6 +196,7 @@ def _sum(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
         return []
     terms = matched(a, b, tops(a, na), tops(b, nb))
     if terms is None:
+        _other_terms(case, na, nb)
         return []
     tops_a, tops_b = {n: x for n, x, _ in terms}, {n: y for n, _, y in terms}
     given: dict[int, Tensor] = {}
@@ -217,6 +218,22 @@ def _sum(case: Case, key: Key, na: int, nb: int) -> list[tuple[Wire, Wire]]:
         )
         for name, node in tops_b.items()
     ]
+
+
+def _other_terms(case: Case, na: int, nb: int) -> None:
+    """A sum of other terms in B, all of which A has somewhere: does it come to the same?"""
+    a, b, out = case.a, case.b, case.a.of_node(na)
+    given: dict[int, Tensor] = {}
+    for name, node in tops(b, nb).items():
+        own = a.states.get(name, a.sources_at(name))
+        value = None if own is None else a.of_node(a.structure.trunk.get(own, own))
+        if value is None or name in b.aliases.values():
+            return
+        given[node] = value
+    if case.torn or out is None or _same(case, nb, given, out, "sum", shifts=(in_sum(a, na), in_sum(b, nb))):
+        return
+    words = f"adds up {len(tops(a, na))} contributions here", f"adds up {len(given)}"
+    case.add("unexplained", case.place("sum of the stream", na, nb), *words, nb, hint=RESIDUAL)
 
 
 def _read(case: Case, key: Key, ra: int, rb: int) -> list[tuple[Wire, Wire]]:

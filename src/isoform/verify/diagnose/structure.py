@@ -12,7 +12,7 @@ from isoform.verify.diagnose.linears import find_linears
 from isoform.verify.diagnose.parts import Inner, Linear
 from isoform.verify.diagnose.rerun import VIEWS
 from isoform.verify.diagnose.routers import EXPERTS, expert_networks, find_routers
-from isoform.verify.diagnose.sites import find_sites
+from isoform.verify.diagnose.sites import find_sites, parts_of
 from isoform.verify.diagnose.stacks import stacked_networks
 
 ROOT = -1
@@ -65,8 +65,7 @@ class Structure:
                 continue
             tops = self.tops(linear.read)
             if tops and all(t in self.by_out for t in tops):
-                sources = [self.by_out[t] for t in tops]
-                self.inners.append(Inner(len(self.inners), linear, sources))
+                self.inners.append(self._inner(linear, [self.by_out[t] for t in tops]))
         for linear in self.linears:
             if linear not in outs and not any(i.out is linear for i in self.inners):
                 self.reads[f"linear {linear.node}"] = (linear.read, linear)
@@ -91,6 +90,12 @@ class Structure:
         """Take a map's result, to which nothing is added, for a sum of the stream."""
         self.states = sorted([*self.states, node])
         self.trunk = self._trunks()
+
+    def _inner(self, linear: Linear, sources: list[Linear]) -> Inner:
+        """What reads maps; where one of them makes queries, keys or values too, some of their columns."""
+        shared = {part.linear for site in self.sites for _, part in site.parts()}
+        parts = parts_of(self.graph, linear.read, self.cut, self.by_out) if shared & {*sources} else []
+        return Inner(len(self.inners), linear, sources, parts=parts)
 
     def demote(self, inner: Inner) -> None:
         """Take a map that reads other maps for one that reads the stream."""
@@ -142,6 +147,9 @@ class Structure:
             and len(graph.live_args(n)) >= 2
         ]
         self.cut = {*self.stops, *mixes, *candidates}
+        for number in [n for n in candidates if self._within(n, candidates)]:
+            candidates.remove(number)
+            self.cut.discard(number)
         # A sum whose only reader adds something further is a step of that sum.
         for number in candidates:
             users = self._beyond_views(number)
@@ -153,6 +161,15 @@ class Structure:
                 self.cut.discard(number)
                 self.cut.add(last)
             self.states.append(last)
+
+    def _within(self, number: int, candidates: list[int]) -> bool:
+        """Whether only maps that read the stream behind something else are added: gate and content, say."""
+        terms = {top for arg in self.graph.live_args(number) for top in self.tops(arg)}
+        if not all(t in self.by_out for t in terms) or len(terms) < 2:
+            return False
+        reads = [self.by_out[t].read for t in terms]
+        beyond = {t for r in reads if r not in self.cut for t in self.tops(r)}
+        return all(r not in self.cut for r in reads) and beyond <= {*candidates, *self.entries}
 
     def _with_vector(self, number: int) -> int:
         """On to where a vector of parameters has been added to a sum: the sum without it is read nowhere."""

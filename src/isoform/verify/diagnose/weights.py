@@ -50,6 +50,9 @@ def check_site(case: Case, a: Site, b: Site) -> None:
             if len(others) == sum(len(whole_a[n][0]) for n in whole_a):
                 everywhere = torch.cat([whole_a[n][0] for n in parts if n in whole_a])
                 _bias(case, "bias-missing", place, among, everywhere, bias_b, pa, pb, order, site=(a, b))
+        elif wa.shape != wb.shape and len(wb) > len(wa) and bool((among.index >= 0).all()):
+            words = f"makes it of {len(wa)} columns", f"makes it of {len(wb)}, other projections' too"
+            case.add("unexplained", place, *words, order)
         else:
             _foreign(case, place, pa, wa, wb, order)
     _within_heads(case, b)
@@ -91,7 +94,7 @@ def _repeated(case: Case, site: Site, index: Tensor, size: int | None = None) ->
 
 def check_inner(case: Case, a: Inner, b: Inner) -> None:
     """The maps of a feed-forward network."""
-    pa, pb = whole(a.sources), whole(b.sources)
+    pa, pb = a.parts, b.parts
     wa, bias_a = rows_of(pa)
     wb, bias_b = rows_of(pb)
     rows = match_rows(wa, wb, case.tolerance)

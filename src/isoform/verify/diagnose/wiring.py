@@ -84,7 +84,9 @@ def explain_wiring(case: Case) -> None:
         swapped = next(n for n, m in zip(numbers, sorted(numbers), strict=True) if n != m)
         key = (swapped[0], swapped[2])
         place = case.place(reader(case, key), *(m.sources_at(key) or 0 for m in (a, b)))
-        case.add("unexplained", place, "runs its parts in one order", "runs them in another", 0, hint=_HINT)
+        case.add(
+            "unexplained", place, "runs its parts in one order", "runs them in another", 0, hint=RESIDUAL
+        )
         return
     for key, nb in b.states.items():
         na = a.states.get(key)
@@ -94,7 +96,7 @@ def explain_wiring(case: Case) -> None:
         if set(_spread(a, ones, b)) != set(_spread(b, twos, a)):
             seen.add(_left(ones, twos))
             words = f"adds up {_counted(ones)} here", f"adds up {_counted(twos)}"
-            case.add("unexplained", case.place("sum of the stream", na, nb), *words, nb, hint=_HINT)
+            case.add("unexplained", case.place("sum of the stream", na, nb), *words, nb, hint=RESIDUAL)
     for key, (ones, twos) in reads.items():
         ra, rb = a.reads[key], b.reads[key]
         left = _left(ones, twos)
@@ -114,10 +116,10 @@ def explain_wiring(case: Case) -> None:
         if case.torn:
             continue
         words = f"reads a sum of {more[0]} contributions", f"reads a sum of {more[1]}"
-        case.add("unexplained", place, *words, rb, hint=_HINT)
+        case.add("unexplained", place, *words, rb, hint=RESIDUAL)
 
 
-_HINT = "a residual connection is missing, added or elsewhere: compare the sums before this part"
+RESIDUAL = "a residual connection is missing, added or elsewhere: compare the sums before this part"
 
 
 def _left(ones: dict[Key, int], twos: dict[Key, int]) -> tuple[frozenset[Key], frozenset[Key]]:
