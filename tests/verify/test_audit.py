@@ -84,6 +84,19 @@ def test_a_wrong_step_is_placed() -> None:
     assert check.evidence["position"] == 1
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fault", ["", "path-difference", "mean-of-means", "double-shift", "ahead", "untied"])
+def test_half_precision_hides_nothing(fault: str, kind: torch.dtype) -> None:
+    model, inputs = small(fault)
+    model = model.to(kind)
+    if fault == "ahead":
+        model.places.weight.data.mul_(8)
+    report = audit(model, inputs, step=step(model, ahead=int(fault == "ahead")))
+    expected = {"ahead": "cache"}.get(fault) or BROKEN.get(fault)
+    assert [c.name for c in report.checks if c.passed is False] == [expected] * bool(fault), str(report)
+    assert report["loss-shift"].passed is not None and report["loss-average"].passed is not None
+
+
 def test_weights_mode_and_gradients_are_left_alone() -> None:
     model, inputs = small()
     before = {k: v.clone() for k, v in model.state_dict().items()}

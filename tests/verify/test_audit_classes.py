@@ -328,3 +328,83 @@ def test_generation_follows_the_full_pass(name: str, change: Any, passed: bool, 
     change(model)
     check = audit(model, example_inputs(model), checks=["decode-protocol"])["decode-protocol"]
     assert check.passed is passed and says in check.statement, check.statement
+
+
+def tiny(name: str, attention: str, **more: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name}Config")(**{**HIDDEN, **more})
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+WINDOWED = {"num_key_value_heads": 1, "sliding_window": 4}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_what_a_padded_query_reads_is_nobodys(attention: str) -> None:
+    """Behind a row's end a window holds padding alone, and eager attention then reads everything alike."""
+    report = audit(model := tiny("Mistral", attention, **WINDOWED), example_inputs(model))
+    assert report.passed and report["causality"].passed and report["window"].passed, str(report)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_a_format_survives_save_and_load(kind: torch.dtype, tmp_path: Any) -> None:
+    """Rotary frequencies stay in float32 where a class loads itself in half precision."""
+    model = tiny("Llama", "eager").to(kind)
+    model.lm_head.weight.data += 1e-9  # which float32 does not hold
+    model.save_pretrained(tmp_path)
+    for one in (model, type(model).from_pretrained(tmp_path, torch_dtype=kind)):
+        check = audit(one, example_inputs(one), checks=["reload"])["reload"]
+        assert check.passed, check.statement
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_not_saved(kind: torch.dtype) -> None:
+    model = tiny("Llama", "eager").to(kind)
+    model.model.norm.register_parameter("more", nn.Parameter(torch.ones(24, dtype=kind)))
+    model.model.norm.register_forward_hook(lambda m, _, out: out * m.more)
+    model.model.norm.more.data[3] = 1.01
+    check = audit(model, example_inputs(model), checks=["reload"])["reload"]
+    assert check.passed is False and "the output differs" in check.statement
+
+
+def test_noise_that_is_no_dropout_is_not_held_against_a_model() -> None:
+    model = made("torch-encoder")
+    inputs = example_inputs(model)
+
+    def jitter(m: nn.Module, _: Any, out: Tensor) -> Tensor:
+        return out * torch.empty_like(out).uniform_(0.9, 1.1) if m.training else out
+
+    model.layers[0].linear1.register_forward_hook(jitter)
+    check = audit(model, inputs, checks=["paths"])["paths"]
+    assert check.passed and "training mode" in check.does_not_show
+    assert "training mode, dropout 0" not in check.statement
+
+
+def test_other_peoples_errors_are_one_line() -> None:
+    from isoform.errors import DataError
+    from isoform.verify import compare
+
+    class Fails(Plain):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) + self.gone
+
+    class Narrow(Plain):
+        def forward(self, ids: Tensor) -> Tensor:
+            assert self.table.weight.dtype == torch.float32, "one format alone"
+            return super().forward(ids) * {2: 1.0}[len(ids)]
+
+    class Picky(Plain):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) * {132: 1.0}[int(ids.sum())]
+
+    ids = torch.arange(24).reshape(2, 12) % 12
+    report = audit(Picky(), {"ids": ids}, promise="causal")
+    assert report["causality"].passed is None and "it could not be run" in report["causality"].statement
+    report = audit(Narrow(), {"ids": ids}, promise="causal")
+    assert report["causality"].passed, str(report)
+    assert "cannot be run with row 0 alone" in report["batch-independence"].statement
+    for run in (lambda: audit(Fails(), {"ids": ids}), lambda: compare(Plain(), Fails(), {"ids": ids})):
+        with pytest.raises(DataError, match=r"^Fails.forward fails on these inputs: AttributeError: .*gone"):
+            run()

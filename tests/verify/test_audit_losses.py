@@ -48,7 +48,7 @@ def asked(inputs: dict[str, Any], **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("targets", "moved", "passed", "says"),
     [
-        (None, 0, True, "the targets must be the next tokens"),
+        (None, 0, True, "so targets must be the next tokens"),
         (None, 1, True, "exactly one shift, inside the model"),
         (None, 2, False, "two shifts"),
         (NEXT, 0, True, "in the labels that were given"),
@@ -90,6 +90,23 @@ def test_what_is_predicted_at_padding_does_not_hide_a_shift() -> None:
     inputs = {"ids": IDS, "attention_mask": real, "labels": labels}
     check = audit(drawn(Leaky()), inputs, checks=["loss-shift"])["loss-shift"]
     assert check.passed is False and "shifts by 1 again" in check.statement
+
+
+class Crossed(Leaky):
+    """Labels beside the decoder's own inputs are paired with them as they are."""
+
+    def forward(
+        self, input_ids: Tensor, decoder_input_ids: Tensor | None = None, labels: Tensor | None = None
+    ) -> Any:
+        assert decoder_input_ids is not None
+        return super().forward(decoder_input_ids, labels=labels)
+
+
+@pytest.mark.parametrize(("fault", "passed"), [("no-shift", True), ("double-shift", False)])
+def test_labels_beside_decoder_inputs(fault: str, passed: bool) -> None:
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS.flip(1)}
+    check = audit(drawn(Crossed(fault)), inputs, checks=["loss-shift"])["loss-shift"]
+    assert check.passed is passed, check.statement
 
 
 class Lossless(Leaky):

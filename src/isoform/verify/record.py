@@ -21,6 +21,7 @@ from isoform.verify.recorder import Recorder
 from isoform.verify.recording import Node, Recording, Ref
 from isoform.verify.spool import IN_MEMORY
 from isoform.verify.subject import Inputs, Subject, main_tensor, mode
+from isoform.verify.watching import running
 
 __all__ = ["Node", "Recording", "Ref", "record"]
 
@@ -54,7 +55,7 @@ def _run(subject: Subject, in_memory: int) -> Recording:
     recorder = Recorder(subject, in_memory)
     # Under autograd PyTorch takes its ordinary paths; without it, fused ones that hide the steps.
     with _plain_paths(), torch.enable_grad(), _nothing_saved(), recorder.modules(), recorder:
-        result = subject.module(**{name: _entered(value) for name, value in subject.kwargs.items()})
+        result = _called(subject)
     output = recorder.ref(main_tensor(result))
     mapped = recorder.finish()
     reals: dict[str, str] = {}
@@ -83,6 +84,11 @@ def _run(subject: Subject, in_memory: int) -> Recording:
         trained=frozenset(name for name, _ in subject.module.named_parameters()),
         mapped=mapped,
     )
+
+
+def _called(subject: Subject) -> Any:
+    with running(subject.module):
+        return subject.module(**{name: _entered(value) for name, value in subject.kwargs.items()})
 
 
 def _roles(subject: Subject, result: Tensor) -> list[str]:

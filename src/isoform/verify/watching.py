@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from isoform.errors import ShapeError
+from isoform.errors import DataError, IsoformError, ShapeError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,6 +73,23 @@ def watching(module: nn.Module, seen: list[Seen]) -> Generator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def running(module: nn.Module) -> Generator[None]:
+    """Around a pass of other people's code: what it raises comes with the name of the module, on one line.
+
+    Raises:
+        DataError: whatever was raised, but for what is raised on purpose.
+    """
+    try:
+        yield
+    except IsoformError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        name = f"{type(module).__name__}.forward"
+        raise DataError(f"{name} fails on these inputs: {type(error).__name__}: {said}") from error
 
 
 @contextmanager

@@ -18,11 +18,11 @@ Promise = Literal["causal", "prefix", "bidirectional"]
 
 
 def after(subject: Subject) -> Callable[[int], Tensor]:
-    """Places before a key: under a triangle none of them may depend on it."""
-    batch, length = subject.content(subject.target).shape[:2]
+    """Real places before a key: under a triangle none may depend on it; what padding reads is nobody's."""
+    real = subject.real(subject.target)
 
     def forbidden(key: int) -> Tensor:
-        return (torch.arange(length) < key).expand(batch, -1)
+        return (torch.arange(real.shape[1]) < key) & real
 
     return forbidden
 

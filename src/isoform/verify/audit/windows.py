@@ -35,7 +35,9 @@ def check_window(subject: Subject, window: int | None = None, *, seed: int = 0) 
         seed: of the contents drawn.
     """
     layers = _layers(subject.module)
-    spans = _spans(subject.module, len(layers)) if window is None else [Span(window - 1) for _ in layers]
+    spans: list[Span | None] | None = [Span((window or 0) - 1) for _ in layers]
+    if window is None:
+        spans = _spans(subject.module, len(layers))
     if window is not None and not layers:
         return Check(NAME, None, "no list of layers of one class is to be found")
     if spans is None or all(span is None for span in spans):
@@ -109,13 +111,14 @@ def _fault(subject: Subject, path: str, leaf: Tensor, out: Tensor, span: Span) -
 
 def _whole(subject: Subject, spans: list[Span | None], seed: int) -> Check | None:
     """After all layers nothing farther back than all windows together has been read."""
-    batch, length = subject.content(subject.target).shape[:2]
+    real = subject.real(subject.target)
+    length = real.shape[1]
     reach = sum(length if span is None else span.back for span in spans)
     if reach >= length - 1 or any(span is not None and span.ahead is not None for span in spans):
         return None
 
     def forbidden(key: int) -> Tensor:
-        return (torch.arange(length) > key + reach).expand(batch, -1)
+        return (torch.arange(length) > key + reach) & real
 
     return judge(NAME, subject, forbidden, "causal", f"windows that reach {reach} back in all", seed)
 
@@ -166,7 +169,7 @@ def _layer_by_layer(subject: Subject, layers: Sequence[nn.Module]) -> list[tuple
 def _layers(module: nn.Module) -> Sequence[nn.Module]:
     """The list of layers: of as many as the configuration says, else the longest of one class."""
     lists = [m for m in module.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
-    alike = [m for m in lists if len({type(x) for x in m}) == 1 and isinstance(m[0], nn.Module)]
+    alike = [m for m in lists if len({type(x) for x in m}) == 1]
     found = [m for m in alike if any(True for _ in m[0].children())]
     config: Any = getattr(module, "config", None)
     for name in ("num_hidden_layers", "num_layers", "n_layer"):
@@ -181,7 +184,7 @@ def _layers(module: nn.Module) -> Sequence[nn.Module]:
 def _spans(module: nn.Module, count: int) -> list[Span | None] | None:
     """What the configuration says, layer by layer."""
     config: Any = getattr(module, "config", None)
-    stack = getattr(config, "decoder", None) or getattr(config, "encoder", None)
+    stack: Any = getattr(config, "decoder", None) or getattr(config, "encoder", None)
     listed: Any = getattr(stack, "layers", None)
     if callable(listed):
         both = stack.visibility == "bidirectional"
