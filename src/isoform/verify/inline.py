@@ -102,8 +102,9 @@ def _queries(args: Any, length: int, out: Tensor) -> int | None:
         found = _labelled(args[0], [t for _, t in tensors(args[1:])], length)
     else:
         left = args[0] if args and isinstance(args[0], Tensor) else None
-        square = left is not None and left.dim() >= 2 and left.shape[-2:] == (length, length)
-        found = (left, -1, out.dim() - 2) if square else None
+        if left is None or left.dim() < 2 or left.shape[-2:] != (length, length):
+            return None
+        found = left, -1, out.dim() - 2
     if found is None:
         return None
     weights, keys, axis = found

@@ -36,7 +36,7 @@ def added(core: Core, which: str) -> Tensor | None:
         return None
     twice = core.operand(which, core.put(which, 2 * value))
     matrix, columns = images(core, which), columns_of(core, which)
-    if matrix is None or columns is None or gap(twice - zero, 2 * (own - zero)) > 1e-9:
+    if matrix is None or gap(twice - zero, 2 * (own - zero)) > 1e-9:
         return None
     vector = torch.zeros(value.shape[-1], dtype=torch.float64)
     for head, own_columns in enumerate(columns[: matrix.shape[1]]):

@@ -173,8 +173,6 @@ def paired_heads(case: Case, place: Place, a: Core, b: Core) -> Tensor:
     if rows is None or a.heads != b.heads:
         return same
     of_a, of_b = columns_of(a, "q"), columns_of(b, "q")
-    if of_a is None or of_b is None:
-        return same
     sets = [frozenset(s) for s in of_a]
     if len(set(sets)) < len(sets) or {len(s) for s in of_a} != {len(s) for s in of_b}:
         return same  # normalised over all heads, so that each depends on all columns
@@ -212,7 +210,7 @@ def _paired(case: Case, a: Core, b: Core, which: str) -> list[int] | None:
         columns_of(a, which),
         columns_of(b, which),
     )
-    if rows is None or of_a is None or of_b is None or len(of_b) != b.heads:
+    if rows is None or len(of_b) != b.heads:
         return None
     sets = [frozenset(s) for s in of_a]
     wanted = [frozenset(int(rows.index[c]) for c in columns) for columns in of_b]
@@ -229,7 +227,7 @@ def shared_heads(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | 
     """How heads share key and value heads, where that differs."""
     of_a, of_b = columns_of(a, which), columns_of(b, which)
     rows = case.rows.get(("site", b.site.index, which))
-    if of_a is None or of_b is None or len(of_a) != len(of_b) or not all(of_a) or not all(of_b):
+    if len(of_a) != len(of_b) or not all(of_a) or not all(of_b):
         return None
     if {len(c) for c in of_a} != {len(c) for c in of_b}:
         return None  # a head is made of other heads' columns too

@@ -119,8 +119,9 @@ def _beside(
     found = explain(known, gate, x, tried, other, deep=bodies[side].form == "other")
     if found is None:
         return False
-    for kind, ours, theirs in found[0]:
-        case.add(kind, place, *((theirs, ours) if side == 0 else (ours, theirs)), ends[1].out.node)
+    for kind, *both in found[0]:
+        ours, theirs = both[:: 1 if side else -1]
+        case.add(kind, place, ours, theirs, ends[1].out.node)
     words = told(known), f"{found[1]} besides" if found[0] else f"does so and {found[1]}"
     case.add("unexplained", place, *(words[::-1] if side == 0 else words), ends[1].out.node, **evidence)
     return True

@@ -55,8 +55,6 @@ def explain_norms(add: Any, case: Case, a: Core, b: Core) -> None:
 def _eps(core: Core, whole: bool) -> float:
     """What keeps the norm of queries finite: they are shrunk until it shows."""
     columns, value = columns_of(core, "q"), core.inputs["q"]
-    if columns is None:
-        return 0.0
     heads = [value] * len(columns) if whole else [value[..., c] for c in columns]
     power = torch.stack([h.square().mean(-1) for h in heads], 1)  # [B, heads, T]
     full = core.operand("q", core.put("q", 1e6 * value)).norm(dim=-1)

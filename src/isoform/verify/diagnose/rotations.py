@@ -50,7 +50,7 @@ def images(core: Core, which: str) -> Tensor | None:
     """What becomes of unit vectors: ``[B, heads, T, channel out, channel in]`` of queries or keys."""
     columns = columns_of(core, which)
     shape = core.inputs[which].shape
-    if columns is None or len({len(c) for c in columns}) != 1:
+    if len({len(c) for c in columns}) != 1:
         return None
     width = len(columns[0])
     if core.operand(which, core.given()).shape[-1] != width:
@@ -174,7 +174,7 @@ def channels(case: Case, a: Core, b: Core, which: str) -> list[int]:
     of_a, of_b = columns_of(a, which), columns_of(b, which)
     rows = case.rows.get(("site", b.site.index, which))
     plain = list(range(b.width))
-    if rows is None or of_a is None or of_b is None or len(of_b[0]) != b.width:
+    if rows is None or len(of_b[0]) != b.width:
         return plain
     moved = [int(rows.index[c]) for c in of_b[0]]
     head = next((columns for columns in of_a if set(columns) == set(moved)), None)

@@ -146,7 +146,7 @@ def _named(scale: float, core: Core) -> str:
 def measured_scale(core: Core) -> float | None:
     """Score per q·k where both stand at the same place, from the columns that each head reads."""
     q, k = columns_of(core, "q"), columns_of(core, "k")
-    if q is None or k is None or len(q) != len(k) or [len(c) for c in q] != [len(c) for c in k]:
+    if len(q) != len(k) or [len(c) for c in q] != [len(c) for c in k]:
         return None
     base = core.logits(core.given(q=0.0))
     got = (core.logits(core.given(q=SMALL)) - base) / SMALL
