@@ -159,7 +159,7 @@ def test_mode_and_hooks_are_left_as_they_were() -> None:
             raise RuntimeError("no")
 
     model = Fails().train()
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(DataError, match=r"Fails\.forward fails on these inputs: RuntimeError: no"):
         record(model, INPUTS)
     assert model.training and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 

@@ -122,8 +122,9 @@ def _beside(
     for kind, *both in found[0]:
         ours, theirs = both[:: 1 if side else -1]
         case.add(kind, place, ours, theirs, ends[1].out.node)
-    words = told(known), f"{found[1]} besides" if found[0] else f"does so and {found[1]}"
-    case.add("unexplained", place, *(words[::-1] if side == 0 else words), ends[1].out.node, **evidence)
+    words = [told(known), f"{found[1]} besides" if found[0] else f"does so and {found[1]}"]
+    ours, theirs = words[:: 1 if side else -1]
+    case.add("unexplained", place, ours, theirs, ends[1].out.node, **evidence)
     return True
 
 
