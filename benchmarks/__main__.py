@@ -72,10 +72,6 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
     if unknown := [name for name in only or [] if name not in sections]:
         print(f"--only {unknown[0]}: expected one of {', '.join(sections)}", file=sys.stderr)
         return 2
-    found: list[Section] = []
-    for name in only or sections:
-        print(f"{name} …", file=sys.stderr, flush=True)
-        found.append(sections[name]())
     limits = (
         f"Measured peaks of products: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
         f"{peaks['bfloat16'] / 1e9:.0f} in bfloat16."
@@ -83,7 +79,11 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
     command = " ".join(
         ["python -m benchmarks", *(["--quick"] if quick else []), *(f"--only {n}" for n in only or [])]
     )
-    page.write(folder, command, environment.line(), limits, found)
+    found: list[Section] = []
+    for name in only or sections:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        found.append(sections[name]())
+        page.write(folder, command, environment.line(), limits, found)  # so far: the whole takes long
     print(f"wrote {folder / 'results.md'}")
     return 0
 
