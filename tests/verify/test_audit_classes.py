@@ -382,6 +382,16 @@ def test_noise_that_is_no_dropout_is_not_held_against_a_model() -> None:
     assert "training mode, dropout 0" not in check.statement
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_what_was_changed_after_it_was_built_is_no_other_path(name: str) -> None:
+    model: Any = made(name)
+    layer = model.transformer.h[1].mlp if name == "gpt2" else model.model.layers[1].mlp
+    with contextlib.closing(_Hook(layer, lambda x: 1.1 * x)):
+        check = audit(model, example_inputs(model), checks=["paths"])["paths"]
+    assert check.passed and "attention eager, attention sdpa" in check.does_not_show, check
+    assert "attention sdpa" in audit(model, example_inputs(model), checks=["paths"])["paths"].statement
+
+
 def test_other_peoples_errors_are_one_line() -> None:
     from isoform.errors import DataError
     from isoform.verify import compare

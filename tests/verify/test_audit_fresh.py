@@ -97,6 +97,32 @@ def test_a_module_that_writes_to_its_inputs() -> None:
     assert torch.equal(positions[0], torch.arange(12))
 
 
+class Masked(Fresh):
+    """Its padding mask has the name that others give to a mask over positions."""
+
+    def forward(self, ids, mask=None):
+        return self.head(self.norm(self.states(ids, mask, None, None)[0]))
+
+
+def test_a_padding_mask_goes_with_its_rows() -> None:
+    real = torch.arange(12) < torch.tensor([[12], [7], [9]])
+    report = audit(drawn(Masked()), {"ids": IDS, "mask": real.long()}, promise="causal")
+    assert report.passed and report["batch-independence"].passed, str(report)
+    assert "no row could be run alone" not in report["padding-left"].statement
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*")
+@pytest.mark.parametrize("batch", [3, 5])
+def test_as_many_rows_as_positions(batch: int) -> None:
+    torch.manual_seed(0)
+    model = drawn(nn.Transformer(12, 3, 1, 1, 20, batch_first=True))
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    inputs = {"src": torch.randn(batch, 5, 12), "tgt": torch.randn(batch, 5, 12)}
+    masks = {"src_mask": mask, "tgt_mask": mask, "memory_mask": mask}
+    report = audit(model, {**inputs, **masks}, checks=["batch-independence", "causality"])
+    assert report["batch-independence"].passed and report["causality"].passed, str(report)
+
+
 class Wide(nn.Module):
     """A norm over other axes, and one that takes no vectors."""
 

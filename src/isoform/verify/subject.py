@@ -126,15 +126,18 @@ class Subject:
     def rows(self, rows: Tensor) -> dict[str, Any]:
         """The inputs with only the given rows of the batch, in that order."""
         batch = self.content(self.target).shape[0]
+        lengths = [self.content(stream).shape[1] for stream in self.streams]
+        padding = [stream.mask for stream in self.streams]
         picked: dict[str, Any] = {}
         for name, value in self.kwargs.items():
             if isinstance(value, Tokens):
                 picked[name] = value.select(rows)
             elif isinstance(value, Tensor) and value.dim() >= 1:
                 axis = 0 if self.batch_first or value.dim() < 3 else 1
-                matches = value.shape[axis] == batch and not (
-                    value.dim() == 2 and name in ("mask", "tgt_mask")
-                )
+                # A mask over positions has none, though there may be as many positions as rows.
+                square = value.dim() == 2 and all(size in lengths for size in value.shape)
+                over_positions = square and "mask" in name and name not in padding
+                matches = value.shape[axis] == batch and not over_positions
                 picked[name] = value.index_select(axis, rows) if matches else value
             else:
                 picked[name] = value

@@ -131,6 +131,14 @@ def _with_backend(subject: Subject, backend: str) -> Tensor:
         twin.set_attention(backend)
         return _output(subject, twin)
     # Hugging Face: some classes choose the code of their attention when they are built, so build it anew.
+    kept = getattr(module.config, "_attn_implementation", None)
+    if kept is not None and not same(_built_anew(subject, kept), _output(subject, module)):
+        raise RuntimeError("built anew from its configuration it is another function: it was changed since")
+    return _built_anew(subject, backend)
+
+
+def _built_anew(subject: Subject, backend: str) -> Tensor:
+    module: Any = subject.module
     config = copy.deepcopy(module.config)
     twin = type(module)._from_config(config, attn_implementation=backend)
     twin.load_state_dict(module.state_dict())
