@@ -104,11 +104,44 @@ class Masked(Fresh):
         return self.head(self.norm(self.states(ids, mask, None, None)[0]))
 
 
-def test_a_padding_mask_goes_with_its_rows() -> None:
-    real = torch.arange(12) < torch.tensor([[12], [7], [9]])
-    report = audit(drawn(Masked()), {"ids": IDS, "mask": real.long()}, promise="causal")
+@pytest.mark.parametrize("length", [3, 12])  # of which one is the number of rows
+def test_a_padding_mask_goes_with_its_rows(length: int) -> None:
+    real = torch.arange(length) < torch.tensor([[12], [2], [9]])
+    report = audit(drawn(Masked()), {"ids": IDS[:, :length], "mask": real.long()}, promise="causal")
     assert report.passed and report["batch-independence"].passed, str(report)
     assert "no row could be run alone" not in report["padding-left"].statement
+
+
+class Needed(Fresh):
+    """Takes no input without a mask, and counts padding where that is its fault."""
+
+    def forward(self, ids, mask):
+        counted = torch.ones_like(mask) if self.fault == "counts" else mask
+        x = self.dropout(self.table(ids) + self.places((counted.cumsum(-1) - 1).clamp(min=0)))
+        for block in self.blocks:
+            x, _ = block(x, mask.bool()[:, None, None])
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("fault", ["", "counts"])
+def test_a_mask_that_cannot_be_left_out(fault: str) -> None:
+    inputs = {"ids": IDS, "mask": torch.ones_like(IDS)}
+    check = audit(drawn(Needed(fault)), inputs, checks=["padding-left"])["padding-left"]
+    assert check.passed is (not fault) and "no row could be run alone" not in check.statement, check.statement
+
+
+class Renamed(Fresh):
+    """Late versions of transformers call the past ``cache``."""
+
+    def forward(self, input_ids, attention_mask=None, cache=None, use_cache=False):
+        x, past = self.states(input_ids, attention_mask, None, cache)
+        return {"logits": self.head(self.norm(x)), "cache": past if use_cache else None}
+
+
+@pytest.mark.parametrize("fault", ["", "cache-position"])
+def test_a_past_of_another_name(fault: str) -> None:
+    check = audit(drawn(Renamed(fault)), DECODER, checks=["cache"])["cache"]
+    assert check.passed is (not fault) and "by cache, " in check.statement, check.statement
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.*")

@@ -97,17 +97,23 @@ def stepper(subject: Subject, step: Step | None = None) -> Stepper | None:
         return None
     if step is not None:
         return Stepper(subject, lambda _, ids, state: step(ids, state), False, "the given step function")
-    if "past_key_values" in inspect.signature(subject.module.forward).parameters and keeps_past(
-        subject.module
-    ):
-        call = functools.partial(_with_past, subject)
-        order = functools.partial(_reordered, subject.module)
-        return Stepper(subject, call, True, "past_key_values", order)
-    return None
+    past = past_name(subject.module)
+    if past is None:
+        return None
+    call = functools.partial(_with_past, subject, past)
+    return Stepper(subject, call, True, past, functools.partial(_reordered, subject.module))
 
 
-def keeps_past(module: Any) -> bool:
-    """Whether a model that takes ``past_key_values`` is a decoder (encoders take the argument too)."""
+def past_name(module: nn.Module) -> str | None:
+    """The argument by which a decoder takes its past: late versions of transformers call it ``cache``."""
+    names = inspect.signature(module.forward).parameters
+    cache = "cache" if "cache" in names and "use_cache" in names else None
+    found = "past_key_values" if "past_key_values" in names else cache
+    return found if _is_decoder(module) else None
+
+
+def _is_decoder(module: Any) -> bool:
+    """Encoders take the argument too."""
     config = getattr(module, "config", None)
     both = getattr(config, "is_encoder_decoder", False)
     encoder_only = getattr(config, "is_decoder", None) is False and not both
@@ -123,11 +129,11 @@ def _reordered(module: Any, past: Any, order: Tensor) -> Any:
     return module._reorder_cache(past, order)
 
 
-def _with_past(subject: Subject, at: int, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
+def _with_past(subject: Subject, argument: str, at: int, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
     name = subject.target.name
     left_out = (name, "position_ids", "labels", "cache_position", "token_type_ids")
     inputs = {k: v for k, v in subject.kwargs.items() if k not in left_out}
-    inputs |= {name: ids, "past_key_values": past, "use_cache": True}
+    inputs |= {name: ids, argument: past, "use_cache": True}
     end = at + ids.shape[1]
     mask = subject.target.mask
     if mask is not None and mask in subject.kwargs:
@@ -136,5 +142,5 @@ def _with_past(subject: Subject, at: int, ids: Tensor, past: Any) -> tuple[Tenso
         if extra in subject.kwargs:
             inputs[extra] = subject.kwargs[extra][:, at:end]
     result = subject.module(**inputs)
-    past = result["past_key_values"] if isinstance(result, dict) else result.past_key_values
+    past = result[argument] if isinstance(result, dict) else getattr(result, argument)
     return main_tensor(result), past

@@ -97,7 +97,8 @@ class Subject:
     ) -> dict[str, Any]:
         """The inputs with another content, and with another padding where the module takes a mask.
 
-        ``real`` None removes the mask. Other per-row arguments keep their rows only if the batch is the same.
+        ``real`` None removes the mask, or makes all real where the module must have one. Other per-row
+        arguments keep their rows only if the batch is the same.
         """
         new = dict(self.kwargs if kwargs is None else kwargs)
         old = new[stream.name]
@@ -114,6 +115,9 @@ class Subject:
         new[stream.name] = content if self.batch_first or content.dim() < 3 else content.transpose(0, 1)
         if stream.mask is not None:
             new.pop(stream.mask, None)
+            taken = self.parameters.get(stream.mask)
+            if real is None and taken is not None and taken.default is taken.empty:
+                real = torch.ones(content.shape[:2], dtype=torch.bool, device=content.device)
             if real is not None:
                 example = self.kwargs.get(stream.mask)
                 mask = real if stream.truth == "real" else ~real

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 from torch import Tensor
 
 from isoform.tokens import Tokens
 from isoform.verify.audit.report import Check
 from isoform.verify.noise import tolerance
-from isoform.verify.stepping import Step, keeps_past, stepper
+from isoform.verify.stepping import Step, past_name, stepper
 from isoform.verify.subject import Subject
 
 
@@ -29,8 +27,8 @@ def check_cache(subject: Subject, step: Step | None = None) -> Check:
             if module.decoder is None:
                 return Check(name, None, "an encoder has no cached steps")
             stepped, full, real, how = *_by_isoform(subject), "isoform's cache"
-        elif "past_key_values" in inspect.signature(module.forward).parameters and keeps_past(module):
-            stepped, full, real, how = *_stepped(subject, None), "past_key_values"
+        elif (past := past_name(module)) is not None:
+            stepped, full, real, how = *_stepped(subject, None), past
         else:
             return Check(name, None, "it takes no past_key_values and no step function was given")
     except Exception as error:
