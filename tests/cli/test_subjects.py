@@ -90,6 +90,24 @@ def test_padding_is_carried_over(models: str):
     assert not ours["tokens"].real.all()
 
 
+def test_a_wrapper_takes_what_the_first_takes(tmp_path: Path):
+    path = tmp_path / "wrapped.py"
+    path.write_text("""
+import torch
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 4)
+    def forward(self, ids):
+        return self.table(ids)
+class Wrapper(Plain):
+    def forward(self, *inputs, **named):
+        return super().forward(*inputs, **named)
+""")
+    _, _, ours, theirs = subjects.pair(f"{path}:Plain", f"{path}:Wrapper", None, None)
+    assert theirs is ours and set(ours) == {"ids"}
+
+
 def test_what_has_no_other_form_is_asked_for(models: str):
     with pytest.raises(ConfigError, match=r"does not take input_ids, attention_mask; .*--candidate-inputs"):
         subjects.pair(f"{models}:Foreign", f"{models}:Other", None, None)

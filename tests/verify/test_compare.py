@@ -162,3 +162,48 @@ def test_memory_is_bounded(vocabulary: int, length: int, kept: int, change: floa
         found = compare(a, b, {"ids": ids}, backward=backward, in_memory=kept)
     assert (found.verdict == "differs") is (change > 0)
     assert live.peak <= 2 * kept + networks * (1 + backward) + 4 * largest, live.peak / largest
+
+
+def test_another_form_on_the_way_is_no_noise() -> None:
+    a, b = drawn(Plain()).double(), drawn(Plain()).double()
+    b.load_state_dict(a.state_dict())
+    b.norm.weight.data *= 2.0
+    b.head.weight.data /= 2.0
+    b.norm.bias.data *= 2.0
+    found = compare(a, b, INPUTS)
+    assert any(row.differs for row in found.rows) and found.verdict == "equivalent", str(found)
+
+
+def test_which_of_the_two_fails_is_said() -> None:
+    from isoform.verify import diagnose
+
+    class Fails(Plain):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            raise ShapeError("one stream alone")
+
+    for run in (compare, diagnose):
+        with pytest.raises(ShapeError, match="the reference, Fails: one stream alone"):
+            run(Fails(), Plain(), INPUTS)
+        with pytest.raises(ShapeError, match="the candidate, Fails: one stream alone"):
+            run(Plain(), Fails(), INPUTS)
+        with pytest.raises(DataError, match="the candidate, Plain: no inputs given"):
+            run(record(Plain(), INPUTS), Plain())
+
+
+def test_streams_of_other_widths_are_said() -> None:
+    from isoform.config import presets
+    from isoform.nn import build
+    from isoform.verify import diagnose, example_inputs
+
+    def gpt2(width: int) -> torch.nn.Module:
+        return build(
+            presets.gpt2(31, d_model=width, n_heads=3, ffn_width=40, n_layers=2, max_positions=20), seed=0
+        )
+
+    models = gpt2(12), gpt2(24)
+    inputs = example_inputs(models[0])
+    assert (
+        "the stream has 12 features in the reference, 24 in the candidate" in compare(*models, inputs).notes
+    )
+    with pytest.raises(ShapeError, match="streams of 12 and 24 features"):
+        diagnose(*models, inputs)

@@ -105,6 +105,8 @@ def pair(
         theirs = ours
     elif isinstance(ours, dict) and _takes(second, turned := _in_the_other_form(ours)):
         theirs = turned
+    elif isinstance(ours, dict) and _takes_any(second):
+        theirs = ours
     elif ours is None:
         raise ConfigError(
             f"{b}: with a recording, give the inputs that were recorded with --candidate-inputs"
@@ -118,12 +120,19 @@ def pair(
 
 
 def _takes(module: nn.Module, arguments: dict[str, Any]) -> bool:
-    """Whether ``forward`` has all of these names, or takes any."""
+    """Whether ``forward`` has all of these names; Hugging Face's leave some to what they call."""
     import inspect
 
     parameters = inspect.signature(module.forward).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return bool(arguments) and (set(arguments) <= set(parameters) or ("input_ids" in arguments and takes_any))
+    left = "input_ids" in arguments and _takes_any(module)
+    return bool(arguments) and (set(arguments) <= set(parameters) or left)
+
+
+def _takes_any(module: nn.Module) -> bool:
+    import inspect
+
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _in_the_other_form(arguments: dict[str, Any]) -> dict[str, Any]:

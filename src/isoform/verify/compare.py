@@ -13,7 +13,7 @@ from isoform.verify.dump import Dump, compare_dump
 from isoform.verify.gradients import gradients
 from isoform.verify.measure import coarsest, lines, perturbed, pieces, relative, rounding, verdict
 from isoform.verify.points import Point, points, values
-from isoform.verify.record import Recording, record
+from isoform.verify.record import Recording, recorded
 from isoform.verify.recording import laid_out
 from isoform.verify.spool import IN_MEMORY
 from isoform.verify.subject import Inputs
@@ -48,8 +48,8 @@ def compare(
     if isinstance(reference, Dump) or isinstance(candidate, Dump):
         return _with_dump(reference, candidate, inputs, candidate_inputs, backward, in_memory)
     theirs = inputs if candidate_inputs is None else candidate_inputs
-    first = _recorded(reference, inputs, in_memory)
-    second = laid_out(_recorded(candidate, theirs, in_memory), first)
+    first = recorded(reference, inputs, "reference", in_memory)
+    second = laid_out(recorded(candidate, theirs, "candidate", in_memory), first)
     a, b = Model(first, native=True), Model(second, native=True)
     _same_content(a, b)
     pairs = points(a, b)
@@ -85,21 +85,13 @@ def _with_dump(
     if backward:
         raise DataError("gradients cannot be compared with a dump; give both modules")
     if isinstance(candidate, Dump) and not isinstance(reference, Dump):
-        recording = _recorded(reference, inputs, in_memory)
+        recording = recorded(reference, inputs, "reference", in_memory)
         return compare_dump(Model(recording, native=True), candidate, reference=False)
     if isinstance(reference, Dump) and not isinstance(candidate, Dump):
         theirs = inputs if candidate_inputs is None else candidate_inputs
-        recording = _recorded(candidate, theirs, in_memory)
+        recording = recorded(candidate, theirs, "candidate", in_memory)
         return compare_dump(Model(recording, native=True), reference, reference=True)
     raise DataError("two dumps say nothing about a dataflow; one of both must be a module or a recording")
-
-
-def _recorded(model: nn.Module | Recording, inputs: Inputs | None, in_memory: int) -> Recording:
-    if isinstance(model, Recording):
-        return model
-    if inputs is None:
-        raise DataError(f"{type(model).__name__}: no inputs given; expected those of its forward")
-    return record(model, inputs, in_memory=in_memory)
 
 
 def _same_content(a: Model, b: Model) -> None:
@@ -159,6 +151,9 @@ def _notes(a: Model, b: Model) -> list[str]:
     widths = [m.width(m.graph.output) for m in (a, b)]
     if widths[0] != widths[1]:
         notes.append(f"a result has {widths[0]} features in the reference, {widths[1]} in the candidate")
+    streams = [m.width(m.structure.states[-1]) if m.structure.states else 0 for m in (a, b)]
+    if streams[0] != streams[1]:
+        notes.append(f"the stream has {streams[0]} features in the reference, {streams[1]} in the candidate")
     orders = [_axes(m) for m in (a, b)]
     if orders[0] != orders[1]:
         notes.append(f"the reference gives {orders[0]}, the candidate {orders[1]}: compared as [B, T]")

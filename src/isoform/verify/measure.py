@@ -119,7 +119,8 @@ def lines(value: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 def verdict(rows: list[Row], eps: float) -> Literal["equivalent", "noise", "differs"]:
     """By the result: points on the way may be in another form (another factor, another order of heads)."""
-    if any(row.differs for row in rows if row.name in ("result", "gradient")):
+    judged = [row for row in rows if row.name in ("result", "gradient")]
+    if any(row.differs for row in judged):
         return "differs"
-    worst = max((row.error for row in rows), default=0.0)
+    worst = max((row.error for row in judged), default=0.0)
     return "equivalent" if worst <= 64 * 2.0**-23 and eps < 1e-6 else "noise"

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from isoform.errors import DataError, IsoformError
 from isoform.verify.recorder import Recorder
 from isoform.verify.recording import Node, Recording, Ref
 from isoform.verify.spool import IN_MEMORY
 from isoform.verify.subject import Inputs, Subject, main_tensor, mode
 from isoform.verify.watching import running
 
-__all__ = ["Node", "Recording", "Ref", "record"]
+__all__ = ["Node", "Recording", "Ref", "record", "recorded"]
 
 
 def record(
@@ -49,6 +50,24 @@ def record(
     if path is not None:
         recording.save(path)
     return recording
+
+
+def recorded(model: nn.Module | Recording, inputs: Inputs | None, role: str, in_memory: int) -> Recording:
+    """What one of two models computes; a recording is taken as it is.
+
+    Raises:
+        DataError: a module without inputs.
+        IsoformError: as `record`; the message says which of the two it is.
+    """
+    if isinstance(model, Recording):
+        return model
+    name = f"the {role}, {type(model).__name__}"
+    if inputs is None:
+        raise DataError(f"{name}: no inputs given; expected those of its forward")
+    try:
+        return record(model, inputs, in_memory=in_memory)
+    except IsoformError as error:
+        raise type(error)(f"{name}: {error}") from error
 
 
 def _run(subject: Subject, in_memory: int) -> Recording:

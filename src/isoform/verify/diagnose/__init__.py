@@ -6,7 +6,6 @@ import dataclasses
 
 from torch import nn
 
-from isoform.errors import ShapeError
 from isoform.verify.align import Model
 from isoform.verify.diagnose import losses, steps
 from isoform.verify.diagnose.examine import examine
@@ -14,8 +13,9 @@ from isoform.verify.diagnose.longer import longer
 from isoform.verify.diagnose.probe import alike, fixed, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.rounding import coarser
-from isoform.verify.record import Recording, record
+from isoform.verify.record import Recording, recorded
 from isoform.verify.recording import laid_out
+from isoform.verify.spool import IN_MEMORY
 from isoform.verify.stepping import Step
 from isoform.verify.subject import Inputs
 
@@ -50,10 +50,12 @@ def diagnose(
         The verdict and every cause that was found. There are no findings with "equivalent" or "noise".
 
     Raises:
-        ShapeError: results of different shape for what should be the same content.
+        ShapeError: results of different shape for what should be the same content, streams of other widths.
+        DataError: a module without inputs, or whose forward fails on them.
     """
     theirs = inputs if candidate_inputs is None else candidate_inputs
-    first, plain = _recorded(reference, inputs), _recorded(candidate, theirs)
+    first = recorded(reference, inputs, "reference", IN_MEMORY)
+    plain = recorded(candidate, theirs, "candidate", IN_MEMORY)
     second = laid_out(plain, first)
     turned = any(second.inputs[n].shape != plain.inputs[n].shape for n in plain.reals.values())
     rounding = coarser(first, second)
@@ -107,11 +109,3 @@ def _with_latent(found: Diagnosis, probed: Diagnosis) -> Diagnosis:
         f for f in found.findings if f.kind != "norm-eps" or not {(p.part, p.layer) for p in f.where} <= norms
     )
     return dataclasses.replace(found, verdict="differs", findings=(*kept, *latent))
-
-
-def _recorded(model: nn.Module | Recording, inputs: Inputs | None) -> Recording:
-    if isinstance(model, Recording):
-        return model
-    if inputs is None:
-        raise ShapeError(f"{type(model).__name__}: no inputs given; expected those of its forward")
-    return record(model, inputs)

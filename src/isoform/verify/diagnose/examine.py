@@ -30,6 +30,9 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
         raise ShapeError(
             f"results of shape {list(ours.shape)} and {list(theirs.shape)}: not the same content"
         )
+    widths = [m.width(m.structure.states[-1]) if m.structure.states else 0 for m in (a, b)]
+    if widths[0] != widths[1]:
+        raise ShapeError(f"streams of {widths[0]} and {widths[1]} features: not two versions of one network")
     pair(a, b)
     case = Case(a, b)
     if rounding is not None:  # constants are kept in the coarser dtype too
