@@ -15,13 +15,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small networks, a few minutes")
     parser.add_argument("--only", action="append", metavar="SECTION", help="by name; repeatable")
+    parser.add_argument(
+        "--prompt", action="append", type=int, metavar="TOKENS", help="decode after these alone; repeatable"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="folder to write to")
     asked = parser.parse_args()
     environment.enter()
-    return run(asked.quick, asked.only, asked.output)
+    return run(asked.quick, asked.only, asked.prompt, asked.output)
 
 
-def run(quick: bool, only: list[str] | None, folder: Path) -> int:
+def run(quick: bool, only: list[str] | None, prompts: list[int] | None, folder: Path) -> int:
     """Measure and write; the exit status."""
     import warnings
 
@@ -38,7 +41,7 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
         "decode": lambda: decoding.decode(
             [small, six, odd] if full else [six],
             [1, 8, 32] if full else [1, 8],
-            [32, 512] if full else [32],
+            prompts or ([32, 512] if full else [32]),
             128 if full else 32,
             repeats,
         ),
@@ -77,7 +80,12 @@ def run(quick: bool, only: list[str] | None, folder: Path) -> int:
         f"{peaks['bfloat16'] / 1e9:.0f} in bfloat16."
     )
     command = " ".join(
-        ["python -m benchmarks", *(["--quick"] if quick else []), *(f"--only {n}" for n in only or [])]
+        [
+            "python -m benchmarks",
+            *(["--quick"] if quick else []),
+            *(f"--only {n}" for n in only or []),
+            *(f"--prompt {n}" for n in prompts or []),
+        ]
     )
     found: list[Section] = []
     for name in only or sections:
