@@ -62,7 +62,7 @@ def test_a_factory_in_a_module(factories: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("{}:modul", "has no 'modul'; did you mean 'module'?"),
         ("{}:value", "value is a int, expected a function"),
-        ("{}:number", "returned a int, expected a torch.nn.Module"),
+        ("{}:number", "returned int, expected a torch.nn.Module"),
         ("{}:broken", "failed with KeyError: 'a key' .*some_factories.py:"),
         ("{}:refuses", "^n_heads: 3 does not fit$"),
         ("no_such_file.py:build", "no_such_file.py: no such file"),

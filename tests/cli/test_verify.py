@@ -107,7 +107,7 @@ def test_audit(models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ("nowhere", "no such file or directory"),
         ("MODELS:two", "has no 'two'"),
-        ("MODELS:nothing", "returned a int"),
+        ("MODELS:nothing", "returned int"),
         ("MODELS:fails", "no weights here"),
         ("MODELS", "expected MODELS:factory"),
         ("no_such_module:x", "no module named"),

@@ -269,5 +269,5 @@ def _made(name: str, built: Any) -> Target:
     if isinstance(built, Bundle):
         return Target(name, built.config, built.model, built)
     raise ConfigError(
-        f"{name} returned a {type(built).__name__}, expected a torch.nn.Module, a ModelConfig or a Bundle"
+        f"{name} returned {type(built).__name__}, expected a torch.nn.Module, a ModelConfig or a Bundle"
     )
