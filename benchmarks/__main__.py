@@ -1,4 +1,7 @@
-"""``python -m benchmarks [--quick] [--only SECTION]…``: measure, and write results.md and results.png."""
+"""``python -m benchmarks [--quick] [--only SECTION]…``: measure, and write results.md and results.png.
+
+What is not measured stays as ``results.json`` has it.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +78,8 @@ def run(quick: bool, only: list[str] | None, prompts: list[int] | None, folder: 
     if unknown := [name for name in only or [] if name not in sections]:
         print(f"--only {unknown[0]}: expected one of {', '.join(sections)}", file=sys.stderr)
         return 2
-    limits = (
-        f"Measured peaks of products: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
+    on = (
+        f"{environment.line()}. Measured peaks of products: {peaks['float32'] / 1e9:.0f} GFLOP/s in float32, "
         f"{peaks['bfloat16'] / 1e9:.0f} in bfloat16."
     )
     command = " ".join(
@@ -91,7 +94,7 @@ def run(quick: bool, only: list[str] | None, prompts: list[int] | None, folder: 
     for name in only or sections:
         print(f"{name} …", file=sys.stderr, flush=True)
         found.append(sections[name]())
-        page.write(folder, command, environment.line(), limits, found)  # so far: the whole takes long
+        page.write(folder, command, on, found)  # so far: the whole takes long
     print(f"wrote {folder / 'results.md'}")
     return 0
 

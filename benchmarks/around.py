@@ -84,7 +84,7 @@ def growth(shape: Shape, lengths: list[int], repeats: int) -> Section:
     """Seconds a new token as one size grows and the others stay."""
     rows: list[Row] = []
     for length in lengths:
-        bundle = decoder(shape, positions=max(lengths) + 64)
+        bundle = decoder(shape, positions=max(lengths) + 256)
         rows.append(_token(f"context {length}", bundle, 1, length, repeats))
     for batch in (1, 2, 4, 8, 16):
         rows.append(_token(f"batch {batch}", decoder(shape), batch, 64, repeats))
@@ -101,7 +101,7 @@ def _token(case: str, bundle: iso.Bundle, batch: int, length: int, repeats: int)
     """The difference of two runs, so that reading the prompt is left out."""
     made = optimize(bundle, weights="float32", max_new_tokens=1)
     tokens = iso.Tokens(prompts(bundle, batch, length))
-    few, many = 2, 26
+    few, many = 2, 202  # so many that what reading the prompt takes more or less is little beside them
     seconds = in_turns(
         {
             str(n): lambda n=n: iso.generate(made.model, tokens, max_new_tokens=n, compile="always")

@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from benchmarks.timing import Row, Section
 from isoform.config.files import write_bytes, write_text
 
+ORDER = (
+    "Decoding", "Translation", "Training steps", "Token buckets", "Loading", "Memory", "Audit and compare",
+    "Growth", "Start-up",
+)  # fmt: skip
+"""Of sections, by the beginnings of their titles; others come last."""
 
-def write(folder: Path, command: str, environment: str, machine: str, sections: list[Section]) -> None:
-    """``results.md`` and ``results.png``."""
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A section, and how it came about.
+
+    Args:
+        section: the figures.
+        by: the command.
+        on: machine, libraries, measured limits.
+    """
+
+    section: Section
+    by: str
+    on: str
+
+
+_ALL = TypeAdapter(list[Measured])
+
+
+def write(folder: Path, command: str, on: str, sections: list[Section]) -> None:
+    """``results.md`` and ``results.png`` of these sections and of those in ``results.json`` that are not
+    among them, which then holds all."""
+    kept = folder / "results.json"
+    held = {m.section.title: m for m in _read(kept)} | {s.title: Measured(s, command, on) for s in sections}
+    found = sorted(held.values(), key=_place)
     parts = [
         "# Benchmarks",
-        f"Written by `{command}`. Implementations of a case run in turns in the same minutes and "
-        "under the same settings (`benchmarks/environment.py`); figures are medians. ×: how many times as "
-        "fast as the first row of the case.",
-        environment,
-        machine,
+        "Implementations of a case run in turns in the same minutes and under the same settings "
+        "(`benchmarks/environment.py`); figures are medians. ×: how many times as fast as the first row of "
+        "the case. Each section was measured by the command and on the machine that it names.",
         "![Times as fast as the first implementation of each case](results.png)",
     ]
-    parts += [_section(section) for section in sections]
+    parts += [_section(m) for m in found]
+    write_bytes(kept, _ALL.dump_json(found, indent=1) + b"\n")
     write_text(folder / "results.md", "\n\n".join(parts) + "\n")
-    write_bytes(folder / "results.png", _picture(sections))
+    write_bytes(folder / "results.png", _picture([m.section for m in found]))
 
 
-def _section(section: Section) -> str:
-    lines = [f"## {section.title}", ""]
+def _read(path: Path) -> list[Measured]:
+    return _ALL.validate_json(path.read_bytes()) if path.is_file() else []
+
+
+def _place(measured: Measured) -> int:
+    title = measured.section.title
+    return next((i for i, name in enumerate(ORDER) if title.startswith(name)), len(ORDER))
+
+
+def _section(measured: Measured) -> str:
+    section = measured.section
+    lines = [f"## {section.title}", "", f"`{measured.by}`: {measured.on}", ""]
     if section.text:
         lines += [section.text, ""]
     lines += [
