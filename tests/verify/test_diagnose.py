@@ -15,7 +15,7 @@ from zoo.cases import IDS, SOUND, STACKED, Planted, grid, models, stacked
 from zoo.packed import Packed
 from zoo.steps import Config, Decoder, randomise
 
-from isoform.errors import DataError, ShapeError
+from isoform.errors import DataError
 from isoform.verify import Recording, assert_equivalent, diagnose, record
 
 
@@ -250,7 +250,7 @@ def test_from_recordings(tmp_path: Path) -> None:
     record(a, ours, tmp_path / "a.safetensors")
     recording = Recording.load(tmp_path / "a.safetensors")
     assert diagnose(recording, b, None, theirs).kinds() == ("rope-pairing",)
-    with pytest.raises(ShapeError, match="no inputs given"):
+    with pytest.raises(DataError, match="the candidate, Packed: no inputs given"):
         diagnose(recording, b)
     with pytest.raises(DataError, match="no such file"):
         Recording.load(tmp_path / "none.safetensors")

@@ -10,6 +10,7 @@ from torch import Tensor
 from isoform.data.batching import Batch, Batches, LabelledBatch
 from isoform.errors import SupervisionError
 from isoform.nn import Transformer
+from isoform.nn.exact import exact_products
 from isoform.training.group import ALONE, Group
 from isoform.training.loss import Work, batch_loss
 from isoform.training.trial import Context
@@ -50,7 +51,7 @@ def mean_nll(
     count = 0
     try:
         for work, counted in _shares(batches, device, group):
-            with context():
+            with context(), exact_products(device):  # as in the loop, which this may be outside of
                 nll = batch_loss(model, work).nll if learner is None else learner(work)[1]
             if counted:
                 total += nll.to(total.device, total.dtype)
