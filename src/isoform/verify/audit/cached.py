@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from isoform.tokens import Tokens
-from isoform.verify.audit.report import Check
+from isoform.verify.audit.report import Check, one_line
 from isoform.verify.noise import tolerance
 from isoform.verify.stepping import Step, past_name, stepper
 from isoform.verify.subject import Subject
@@ -32,7 +32,7 @@ def check_cache(subject: Subject, step: Step | None = None) -> Check:
         else:
             return Check(name, None, "it takes no past_key_values and no step function was given")
     except Exception as error:
-        return Check(name, None, f"it cannot be stepped: {' '.join(str(error).split())[:140]}")
+        return Check(name, None, f"it cannot be stepped: {one_line(error)}")
     gap = (stepped - full).abs().flatten(2).amax(-1).masked_fill(~real, 0.0)
     size, limit = float(gap.max()), 4 * tolerance(full)
     evidence = {"largest_difference": size, "tolerance": limit, "positions": int(real.sum()), "by": how}

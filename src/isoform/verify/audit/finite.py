@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoform.verify.audit.report import Check
+from isoform.verify.audit.report import Check, one_line
 from isoform.verify.subject import Subject, main_tensor
 
 
@@ -63,7 +63,7 @@ def _finite(subject: Subject, inputs: dict[str, Any], dtype: torch.dtype | None)
             shown = output.float()
             shown.square().mean().backward()
     except Exception as error:
-        return f"cannot be run: {' '.join(str(error).split())[:120]}"
+        return f"cannot be run: {one_line(error)}"
     if not bool(output.isfinite().all()):
         rows = (~output.isfinite()).flatten(1).any(-1).nonzero().flatten().tolist()
         return f"non-finite values in rows {rows}"
@@ -97,7 +97,7 @@ def check_normalisation(subject: Subject) -> Check:
                     y = module(x)
                     (grad,) = torch.autograd.grad(y.square().sum(), x)
             except Exception as error:
-                worst[path] = f"cannot be run alone: {' '.join(str(error).split())[:80]}"
+                worst[path] = f"cannot be run alone: {one_line(error)}"
                 alone -= 1
                 break
             if not bool(y.isfinite().all()) or not bool(grad.isfinite().all()):

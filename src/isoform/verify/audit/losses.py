@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from isoform.verify.audit.causality import promised
-from isoform.verify.audit.report import Check
+from isoform.verify.audit.report import Check, one_line
 from isoform.verify.noise import same
 from isoform.verify.subject import Subject, main_tensor
 from isoform.verify.watching import tensors
@@ -34,7 +34,7 @@ def check_loss_shift(subject: Subject) -> Check:
     try:
         loss, logits = _loss(subject, labels, inputs)
     except Exception as error:
-        return Check(name, None, f"it gives no loss for these inputs: {' '.join(str(error).split())[:120]}")
+        return Check(name, None, f"it gives no loss for these inputs: {one_line(error)}")
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
         return Check(name, None, f"logits {list(logits.shape)} do not belong to labels {list(labels.shape)}")
     shifts = {s: float(_nll(logits, labels, s)) for s in (0, 1, 2)}
@@ -151,7 +151,7 @@ def check_loss_average(subject: Subject) -> Check:
     try:
         loss, logits = _loss(subject, uneven)
     except Exception as error:
-        return Check(name, None, f"it gives no loss for these inputs: {' '.join(str(error).split())[:120]}")
+        return Check(name, None, f"it gives no loss for these inputs: {one_line(error)}")
     if logits.dim() != 3 or logits.shape[:2] != uneven.shape:
         return Check(name, None, f"logits {list(logits.shape)} do not belong to labels {list(uneven.shape)}")
     best: tuple[float, str, int] | None = None

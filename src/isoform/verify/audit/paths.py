@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from isoform.verify.audit.report import Check
+from isoform.verify.audit.report import Check, one_line
 from isoform.verify.noise import largest_difference, same, tolerance
 from isoform.verify.subject import Subject, main_tensor
 
@@ -29,9 +29,7 @@ def check_paths(subject: Subject, *, compiled: bool = False) -> Check:
         except Exception as error:
             tried[name] = None
             if "inference" in name or name == "no gradient":
-                return Check(
-                    "paths", False, f"{name}: it cannot be run: {' '.join(str(error).split())[:120]}", tried
-                )
+                return Check("paths", False, f"{name}: it cannot be run: {one_line(error)}", tried)
             continue
         if other.shape != base.shape:
             statement = f"{name}: the output has shape {list(other.shape)}, with gradients {list(base.shape)}"

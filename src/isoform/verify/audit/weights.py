@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isoform.verify.audit.report import Check
+from isoform.verify.audit.report import Check, one_line
 from isoform.verify.noise import largest_difference, tolerance
 from isoform.verify.subject import Subject
 
@@ -88,7 +88,7 @@ def check_ties(subject: Subject) -> Check:
     try:
         again, how = reloaded(module)
     except Exception as error:
-        return Check(name, None, f"it cannot be saved and loaded: {' '.join(str(error).split())[:120]}")
+        return Check(name, None, f"it cannot be saved and loaded: {one_line(error)}")
     after = tied_groups(again)
     lost = [g for g in groups if not any(set(g) <= set(a) for a in after)]
     evidence = {"before": [list(g) for g in groups], "after": [list(g) for g in after], "by": how}
@@ -103,7 +103,7 @@ def check_reload(subject: Subject) -> Check:
     try:
         again, how = reloaded(subject.module)
     except Exception as error:
-        return Check(name, None, f"it cannot be saved and loaded: {' '.join(str(error).split())[:120]}")
+        return Check(name, None, f"it cannot be saved and loaded: {one_line(error)}")
     # Both with the same listeners, for fused paths are left where modules have some.
     before, after = subject.run().output, Subject(again.eval(), subject.kwargs).run().output
     if after.shape != before.shape:
