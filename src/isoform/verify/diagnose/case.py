@@ -61,6 +61,10 @@ HINTS = {
 }
 
 
+ANYWHERE = ("norm-eps", "norm-offset", "norm-placement", "norm-missing", "bias-missing")
+"""What is one cause wherever it is said in the same words."""
+
+
 @dataclasses.dataclass
 class Raw:
     """A deviation at one place."""
@@ -155,16 +159,11 @@ class Case:
         """One finding a cause."""
         groups: dict[tuple[str, str, str, str], list[Raw]] = {}
         for raw in sorted(self.raw, key=lambda r: r.order):
-            part = (
-                ""
-                if raw.kind in ("norm-eps", "norm-offset", "norm-placement", "bias-missing")
-                else raw.place.part
-            )
+            part = "" if raw.kind in ANYWHERE else raw.place.part
             if part in ("self-attention", "cross-attention"):
                 part = "attention"
             part = part.partition(" of expert ")[0]
-            if raw.kind == "unexplained":  # the same words are the same cause only where they say one
-                part = raw.hint or part + str(raw.place.layer)
+            part = raw.hint or part  # with a hint of their own the same words are one cause
             groups.setdefault((raw.kind, part, raw.reference, raw.candidate), []).append(raw)
         found: list[Finding] = []
         for (kind, _, reference, candidate), raws in groups.items():

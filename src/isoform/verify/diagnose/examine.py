@@ -10,7 +10,7 @@ import torch
 
 from isoform.errors import ShapeError
 from isoform.verify.align import Inner, Model, Site
-from isoform.verify.diagnose import attention, ending, feed_forward, precision, stream, weights
+from isoform.verify.diagnose import attention, ending, feed_forward, loading, precision, stream, weights
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pairing import alone, pair, pairs
 from isoform.verify.diagnose.parts import Linear
@@ -31,7 +31,7 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
             f"results of shape {list(ours.shape)} and {list(theirs.shape)}: not the same content"
         )
     widths = [m.width(m.structure.states[-1]) if m.structure.states else 0 for m in (a, b)]
-    if widths[0] != widths[1]:
+    if all(widths) and widths[0] != widths[1]:
         raise ShapeError(f"streams of {widths[0]} and {widths[1]} features: not two versions of one network")
     pair(a, b)
     case = Case(a, b)
@@ -91,6 +91,7 @@ def run(case: Case) -> None:
     for x, y in inners:
         _guarded(case, "feed-forward", (x.out.node, y.out.node), partial(feed_forward.check, case, x, y))
     _guarded(case, "result", ends, lambda: ending.check(case))
+    loading.join(case)
     masks = {r.place.layer for r in case.raw if r.kind in _MASKS}
     # Rows without anything to read are what such a mask leaves.
     case.raw = [r for r in case.raw if r.kind != "masked-row-nan" or r.place.layer not in masks]

@@ -69,8 +69,14 @@ def explain_mask(
         more = bool((open_b & ~open_a & seen).any())
         add("document-leak", words[not more], words[more])
     elif not cross and min(one.real, two.real) > 0.3:
-        _ahead(add, one, two, length)
-        if one.behind != two.behind and (one.ahead == two.ahead or min(one.behind, two.behind) > 0):
+        ahead = _ahead(one, two, length)
+        behind = one.behind != two.behind and (one.ahead == two.ahead or min(one.behind, two.behind) > 0)
+        if behind and ahead == "sliding-window":  # one window, to both sides
+            add(ahead, *(f"{_ahead_words(x, length)} and {_behind(x, length)}" for x in (one, two)))
+            return
+        if ahead is not None:
+            add(ahead, _ahead_words(one, length), _ahead_words(two, length))
+        if behind:
             add("sliding-window", _behind(one, length), _behind(two, length))
     if len(case.raw) == count:
         strict = open_a & ~open_b & seen
@@ -90,16 +96,16 @@ def explain_mask(
         )
 
 
-def _ahead(add: Any, one: Pattern, two: Pattern, length: int) -> None:
+def _ahead(one: Pattern, two: Pattern, length: int) -> str | None:
+    """What it is called that they read another number of later positions; None: they don't."""
     if one.ahead == two.ahead:
-        return
+        return None
     low, high = sorted((one.ahead, two.ahead))
     if low > 0 and one.padding != two.padding:
-        return  # which keys are real is what differs
-    kind = "causality" if low <= 0 else "sliding-window"
+        return None  # which keys are real is what differs
     if 0 < high < length - 2 and low == 0 and high > 1:
-        kind = "causal-alignment"
-    add(kind, _ahead_words(one, length), _ahead_words(two, length))
+        return "causal-alignment"
+    return "causality" if low <= 0 else "sliding-window"
 
 
 def _ahead_words(pattern: Pattern, length: int) -> str:

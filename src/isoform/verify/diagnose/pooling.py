@@ -5,6 +5,8 @@ Asked, not read: the derivative of a row's vector by the token vectors says whic
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -18,15 +20,40 @@ def is_pooled(model: Model, source: int, target: int) -> bool:
     return one is not None and two is not None and one.shape[1] > 1 and two.shape[1] == 1
 
 
-def steps(model: Model, source: int, target: int) -> list[Step]:
-    """What happens to the token vectors, how they are pooled, and what happens to the row's vector.
+@dataclasses.dataclass(eq=False)
+class Pooled:
+    """How a row's vector comes from those of its tokens.
 
-    A single "other" where that is none of the known.
+    Attributes:
+        before, after: the nodes between which tokens become one vector a row.
+        first: what happens to the token vectors in front of that.
+        pool: how they are pooled.
+        last: what happens to the row's vector.
     """
+
+    before: int
+    after: int
+    first: list[Step]
+    pool: Step
+    last: list[Step]
+
+    @property
+    def steps(self) -> list[Step]:
+        """All that happens."""
+        return [*self.first, self.pool, *self.last]
+
+    @property
+    def single(self) -> bool:
+        """Whether one of the tokens is taken: what is done to each vector can be done before or after."""
+        return self.pool.words.startswith("takes")
+
+
+def pooled(model: Model, source: int, target: int) -> Pooled | None:
+    """How tokens become one vector a row; None where that is none of the known ways."""
     chain = model.structure.chain(target)
     value = model.of_node(source)
     if source not in chain or value is None:
-        return [Step("other")]
+        return None
     way = chain[: chain.index(source) + 1]
     width = value.shape[-1]
     for before in (n for n in way if _rows(model, n) > 1 and model.graph.values[n].shape[-1] == width):
@@ -39,8 +66,8 @@ def steps(model: Model, source: int, target: int) -> list[Step]:
                 continue
             last = describe(model, after, target, width, torch.Size((len(value), 1, width)))
             if not any(step.kind == "other" for step in last):
-                return [*first, Step("pool", words=words), *last]
-    return [Step("other")]
+                return Pooled(before, after, first, Step("pool", words=words), last)
+    return None
 
 
 def _rows(model: Model, node: int) -> int:

@@ -35,19 +35,19 @@ def explain_shift(case: Case, place: Place, a: Tensor, b: Tensor, role: str, ord
             permutation=permuted,
         )
         return
-    table_a, table_b = _table(case, a, near), _table(case, b, near)
-    index_a, index_b = _rows(table_a, a, near), _rows(table_b, b, near)
-    if table_a is None or table_b is None:
-        index_a, index_b = None, None
-    if index_a is None or index_b is None:
-        index_a = torch.arange(a.shape[1]).expand(a.shape[0], -1)
-        index_b = _among(a, b, real, near)
-    if index_b is not None:
+    index_a, index_b = _index(case, a, near), _index(case, b, near)
+    table = index_a is not None and index_b is not None
+    if not table:
+        places = torch.arange(a.shape[1]).expand(a.shape[0], -1)
+        counted = _by_place(b, real, near) and not _by_place(a, real, near)
+        index_a = _among(b, a, real, near) if counted else places
+        index_b = places if counted else _among(a, b, real, near)
+    if index_a is not None and index_b is not None:
         known = real & (index_b >= 0) & (index_a >= 0)
         offset = (index_b - index_a)[known]
         if len(offset) and len(offset.unique()) == 1 and known.sum() * 2 > real.sum() and int(offset[0]) != 0:
             starts = [int(i[real][i[real] >= 0].min()) for i in (index_a, index_b)]
-            if table_a is None:
+            if not table:
                 starts = [0, int(offset[0])]
             case.add(
                 "position-offset",
@@ -100,8 +100,9 @@ def _falls(index: Tensor, real: Tensor) -> bool:
 
 
 def _counts(index: Tensor, real: Tensor) -> bool:
-    first = [int(index[i][real[i]][0]) for i in range(len(real)) if real[i].any()]
-    return len(set(first)) == 1
+    """Whether positions, as far as they are known, go by the number of real tokens in front."""
+    known = real & (index >= 0)
+    return len((index - real.long().cumsum(1))[known].unique()) == 1
 
 
 def _channels(a: Tensor, b: Tensor, near: float) -> list[int] | None:
@@ -122,35 +123,42 @@ def _layout(a: Tensor) -> str:
     return "all sines, then all cosines" if half < pair else "a sine and a cosine in turn"
 
 
-def _table(case: Case, shift: Tensor, near: float) -> Tensor | None:
-    """A table of parameters that has the rows."""
-    first = shift[0, 0]
-    for model in (case.a, case.b):
-        for value in model.recording.parameters.values():
-            if value.dim() != 2 or value.shape[1] != shift.shape[-1] or not value.is_floating_point():
-                continue
-            if bool(((value.double() - first).abs().amax(1) < near * first.abs().max()).any()):
-                return value.double()
+def _index(case: Case, shift: Tensor, near: float) -> Tensor | None:
+    """For each vector its row of a table of parameters."""
+    tables = _tables(case, shift.shape[-1])
+    for table in tables:
+        found = _rows(table, shift, near)
+        if int(found[0, 0]) >= 0:
+            return found
     return None
 
 
-def _rows(table: Tensor | None, shift: Tensor, near: float) -> Tensor | None:
-    if table is None:
-        return None
+def _tables(case: Case, width: int) -> list[Tensor]:
+    values = (v for m in (case.a, case.b) for v in m.recording.parameters.values())
+    flat = (v.squeeze() for v in values if v.is_floating_point())  # with an axis for the batch in front
+    return [v.double() for v in flat if v.dim() == 2 and v.shape[1] == width]
+
+
+def _rows(table: Tensor, shift: Tensor, near: float) -> Tensor:
+    """For each vector the row of a table that it is, −1 for none."""
     flat = shift.reshape(-1, shift.shape[-1])
-    distance = torch.cdist(flat, table)
-    best = distance.min(1)
+    best = torch.cdist(flat, table, compute_mode="donot_use_mm_for_euclid_dist").min(1)
     found = torch.where(best.values < near * flat.norm(dim=1).clamp(min=1e-12), best.indices, -1)
     return found.reshape(shift.shape[:2])
 
 
-def _among(a: Tensor, b: Tensor, real: Tensor, near: float) -> Tensor | None:
+def _by_place(shift: Tensor, real: Tensor, near: float) -> bool:
+    """Whether the same vector never stands at two places."""
+    vectors, places = shift[real], real.nonzero()[:, 1]
+    same = torch.cdist(vectors, vectors) < near * vectors.norm(dim=1).amax()
+    return bool((places[:, None] == places[None])[same].all())
+
+
+def _among(a: Tensor, b: Tensor, real: Tensor, near: float) -> Tensor:
     """For each vector of b the place of the same vector in a."""
     table = a[real]
     places = torch.arange(a.shape[1]).expand(a.shape[0], -1)[real]
     found = _rows(table, b, near)
-    if found is None:
-        return None
     out = torch.where(found >= 0, places[found.clamp(min=0)], -1)
     same = (a - b).abs().amax(-1) < near * a.abs().max()
     own = torch.arange(a.shape[1]).expand(a.shape[0], -1)

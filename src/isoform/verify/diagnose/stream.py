@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from isoform.verify.align import Key, Model
+from isoform.verify.align import Key
 from isoform.verify.diagnose import routing
 from isoform.verify.diagnose.biases import in_sum
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.front import explain_front
 from isoform.verify.diagnose.liveness import LOOKUPS
+from isoform.verify.diagnose.trunks import same_trunks
 from isoform.verify.diagnose.unary import CLOSE, function, gap
 from isoform.verify.diagnose.wires import explain_small, explain_wires
-from isoform.verify.diagnose.wiring import RESIDUAL, Wire, explain_wiring, matched, reading, tops
+from isoform.verify.diagnose.wiring import RESIDUAL, Wire, explain_wiring, matched, parallel, reading, tops
 
 EXACT = 1e-12
 """Differences above this are more than another order of summation in float64."""
@@ -21,7 +22,7 @@ EXACT = 1e-12
 def check(case: Case) -> None:
     """Every point of the stream that both models have, and the places where only one has one."""
     a, b = case.a, case.b
-    _same_trunks(case)
+    same_trunks(case)
     wires: list[tuple[Wire, Wire]] = []
     for key, node_b in b.states.items():
         node_a = a.states.get(key)
@@ -33,59 +34,11 @@ def check(case: Case) -> None:
         read_a = a.reads.get(key)
         if read_a is not None:
             wires += _read(case, key, read_a, read_b)
-    explain_wiring(case)
+    ordered, count = explain_wiring(case), len(case.raw)
     explain_wires(case, wires)
+    if not ordered:  # another part's norm comes with another part
+        case.raw[count:] = [r for r in case.raw[count:] if "found" not in r.evidence]
     explain_small(case, case.small)
-
-
-def _same_trunks(case: Case) -> None:
-    """What is done to a sum once belongs to it also where it has one reader alone in one of the models."""
-    a, b = case.a.structure, case.b.structure
-    for key, node_b in case.b.states.items():
-        node_a = case.a.states.get(key)
-        if node_a is None:
-            continue
-        alone = [len(s.readers.get(n, [])) < 2 for s, n in ((a, node_a), (b, node_b))]
-        bare = [s.trunk.get(n, n) == n for s, n in ((a, node_a), (b, node_b))]
-        if alone[0] == alone[1] or bare[0] == bare[1]:
-            continue
-        given = _given(case, node_a, node_b)
-        if alone[1]:
-            wanted = case.a.of_node(a.trunk[node_a])
-            found = _first_equal(case, case.b, node_b, given, wanted)
-        else:
-            end = b.trunk[node_b]
-            value = case.b.graph.evaluate(end, given)
-            wanted = case.b.graph.canonical(value, value.shape[-1], end)
-            found = _first_equal(case, case.a, node_a, {}, wanted)
-        if found is None:  # what is done there belongs to the readers, then
-            a.trunk[node_a], b.trunk[node_b] = node_a, node_b
-        else:
-            (b.trunk if alone[1] else a.trunk)[node_b if alone[1] else node_a] = found
-
-
-def _given(case: Case, na: int, nb: int) -> dict[int, Tensor]:
-    """A's value at a point of B's stream; token vectors are B's own (a factor may be folded in)."""
-    value = case.a.of_node(na)
-    if value is None or nb in case.b.structure.entries or case.b.of_node(nb, value.shape[-1]) is None:
-        return {}
-    return {nb: case.b.graph.shaped(value, nb, value.shape[-1])}
-
-
-def _first_equal(
-    case: Case, model: Model, top: int, given: dict[int, Tensor], wanted: Tensor | None
-) -> int | None:
-    """The first node between a sum and its only reader that has a value."""
-    ends = model.structure.readers.get(top, [])
-    if not ends or wanted is None:
-        return None
-    chain = model.structure.chain(ends[0])
-    for node in reversed(chain[: chain.index(top) + 1] if top in chain else []):
-        value = model.graph.evaluate(node, given)
-        found = model.graph.canonical(value, value.shape[-1], node)
-        if found is not None and case.differ(wanted, found, model.role(node)) <= case.tolerance:
-            return node
-    return None
 
 
 def check_small(case: Case) -> None:
@@ -163,6 +116,7 @@ def _entry(case: Case, na: int, nb: int) -> None:
         return
     off = _shifted_ids(va, vb)
     if off:
+        case.foreign_entries.add(nb)
         case.add("decode-protocol", place, "looks up the ids as given", f"looks up ids {off} places on", nb)
         return
     case.foreign_entries.add(nb)
@@ -230,6 +184,8 @@ def _other_terms(case: Case, na: int, nb: int) -> None:
         if value is None or name in b.aliases.values():
             return
         given[node] = value
+    if parallel(case) & {*tops(a, na), *tops(b, nb)}:
+        return  # a branch that reads something else is added elsewhere: said where it reads
     if case.torn or out is None or _same(case, nb, given, out, "sum", shifts=(in_sum(a, na), in_sum(b, nb))):
         return
     words = f"adds up {len(tops(a, na))} contributions here", f"adds up {len(given)}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from isoform.verify.align import Inner, Linear, Model, Part, Site, filled, values_of
 from isoform.verify.diagnose.biases import biases, output_bias, summed, total
 from isoform.verify.diagnose.case import Case, layer_of
+from isoform.verify.diagnose.norms import whose
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.rows import Rows, match_rows, rows_of, whole
 
@@ -227,14 +228,16 @@ def _bias(
     else:
         other = (expected - b).abs() > near
         dropped = bool((b[other] == 0).all())
+        evidence = {"share_of_outputs": float(other.double().mean()), "largest": size}
+        owner = whose(case, b)
         case.add(
             kind if dropped else "tie-lost",
             place,  # type: ignore[arg-type]
             "adds a bias",
             "adds none on some of the outputs" if dropped else "adds another one",
             order,
-            share_of_outputs=float(other.double().mean()),
-            largest=float((expected - b).abs().max()),
+            **evidence,
+            **({} if dropped or owner is None else {"found": owner}),
         )
 
 

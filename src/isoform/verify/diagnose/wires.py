@@ -8,56 +8,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Model
-from isoform.verify.diagnose import pooling
-from isoform.verify.diagnose.case import Case, layer_of, profile
+from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.described import (
+    Described,
+    alike,
+    described,
+    norms,
+    place_of,
+    pools,
+    pools_differ,
+    steps,
+    unknown,
+    wire_profile,
+)
 from isoform.verify.diagnose.norms import beside_attention, eps_differs, norm_differs, twice, whose
 from isoform.verify.diagnose.positions import explain_shift
 from isoform.verify.diagnose.report import Place
-from isoform.verify.diagnose.unary import Step, close, describe, gap, said
-from isoform.verify.diagnose.wiring import Wire, reader, tops
-
-Described = tuple[Wire, Wire, list[Step], list[Step]]
+from isoform.verify.diagnose.unary import Step, close, gap, said
+from isoform.verify.diagnose.wiring import Wire, tops
 
 
 def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
-    described: list[tuple[Wire, Wire, list[Step], list[Step]]] = []
-    for wa, wb in wires:
-        described.append((wa, wb, _steps(case.a, wa), _steps(case.b, wb)))
-    every = described
-    described = [d for d in described if not _left_behind(case, d, described)]
+    every = [found for wa, wb in wires for found in described(case, wa, wb)]
+    left = [d for d in every if not _left_behind(case, d, every)]
     for wa, wb, sa, sb in every:
-        if not any(wb is d[1] for d in described):
-            _pools_differ(case, _place(case, wa, wb), wb, sa, sb)
-    lost = [d for d in described if _norms(d[2]) > _norms(d[3]) and not _unknown(d[2], d[3])]
-    gained = [d for d in described if _norms(d[2]) < _norms(d[3]) and not _unknown(d[2], d[3])]
+        if not any(wb is d[1] for d in left):
+            pools_differ(case, place_of(case, wa, wb), wb, sa, sb)
+    lost = [d for d in left if norms(d[2]) > norms(d[3]) and not unknown(d[2], d[3])]
+    gained = [d for d in left if norms(d[2]) < norms(d[3]) and not unknown(d[2], d[3])]
     moved = bool(lost and gained)
-    before = [s for d in every if _norms(d[2]) > _norms(d[3]) for s in d[2] if s.gain is not None]
-    after = [s for d in every if _norms(d[2]) < _norms(d[3]) for s in d[3] if s.gain is not None]
-    strays = any(_alike(x, y) for x in before for y in after)
+    before = [s for d in every if norms(d[2]) > norms(d[3]) for s in d[2] if s.gain is not None]
+    after = [s for d in every if norms(d[2]) < norms(d[3]) for s in d[3] if s.gain is not None]
+    strays = any(alike(x, y) for x in before for y in after)
     silent: dict[int, tuple[Wire, Wire, list[Step], list[Step]]] = {}
     spoken: set[int] = set()
-    for wa, wb, sa, sb in described:
+    for wa, wb, sa, sb in left:
         with case.within((wa.target, {wa.source, *wa.held}), (wb.target, {wb.source, *wb.held})):
             count = len(case.raw)
-            place = _place(case, wa, wb)
+            place = place_of(case, wa, wb)
             said_a, said_b = _told(sa), _told(sb)
-            if _unknown(sa, sb):
-                kind = "pooling" if _pools(sa) or _pools(sb) else "unexplained"
+            if unknown(sa, sb):
+                kind = "pooling" if pools(sa) or pools(sb) else "unexplained"
                 if kind == "pooling":
                     place = dataclasses.replace(place, layer=None)
                 case.add(
-                    kind, place, f"{said_a} here", f"{said_b} here", wb.target, profile=_profile(case, wa, wb)
+                    kind,
+                    place,
+                    f"{said_a} here",
+                    f"{said_b} here",
+                    wb.target,
+                    profile=wire_profile(case, wa, wb),
                 )
-            elif _norms(sa) != _norms(sb):
+            elif norms(sa) != norms(sb):
                 here = moved and not (strays and _stray(sa, sb, before, after))
                 kind = "norm-placement" if here or _is_added(wb) else "norm-missing"
-                place = _read_in(case, (wa, wb, sa, sb), described, place) if here else place
+                place = _read_in(case, (wa, wb, sa, sb), left, place) if here else place
                 case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
                 if not here and not _beside_gain(case, sa, sb):
                     _steps_differ(case, place, wa, wb, sa, sb)
                 else:
-                    _pools_differ(case, place, wb, sa, sb)
+                    pools_differ(case, place, wb, sa, sb)
             else:
                 _steps_differ(case, place, wa, wb, sa, sb)
             if len(case.raw) > count:
@@ -66,7 +76,7 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
                 silent[wb.target] = (wa, wb, sa, sb)
     for target, (wa, wb, sa, sb) in silent.items():
         if target not in spoken:
-            place = _place(case, wa, wb)
+            place = place_of(case, wa, wb)
             with case.within((wa.target, {wa.source, *wa.held}), (wb.target, {wb.source, *wb.held})):
                 case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
     if moved:
@@ -76,16 +86,8 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
 
 def _stray(a: list[Step], b: list[Step], before: list[Step], after: list[Step]) -> bool:
     """Whether none of the norms that are at this place in one model is at another place in the other."""
-    own, others = (a, after) if _norms(a) > _norms(b) else (b, before)
-    return not any(_alike(x, y) for x in own if x.gain is not None for y in others)
-
-
-def _alike(a: Step, b: Step) -> bool:
-    """One norm's gain, up to a number added or multiplied."""
-    assert a.gain is not None and b.gain is not None
-    x, y = (s - s.mean() for s in (a.gain, b.gain))
-    flat = [float(z.abs().max()) < 1e-6 for z in (x, y)]
-    return all(flat) if any(flat) else close(x / x.norm(), y / y.norm(), 1e-4)
+    own, others = (a, after) if norms(a) > norms(b) else (b, before)
+    return not any(alike(x, y) for x in own if x.gain is not None for y in others)
 
 
 def _beside_gain(case: Case, a: list[Step], b: list[Step]) -> bool:
@@ -102,19 +104,19 @@ def _beside_gain(case: Case, a: list[Step], b: list[Step]) -> bool:
 def explain_small(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
     """Norms that differ in ε, where the values are too large for it to show."""
     for wa, wb in wires:
-        found = [[s for s in _steps(m, w) if s.kind == "norm"] for m, w in ((case.a, wa), (case.b, wb))]
+        found = [[s for s in steps(m, w) if s.kind == "norm"] for m, w in ((case.a, wa), (case.b, wb))]
         if len(found[0]) == len(found[1]):
             for x, y in zip(*found, strict=True):
                 doubled = twice(x, y) or twice(y, x)
                 if doubled and any(r.kind == "norm-placement" for r in case.raw):
                     continue  # it is the norm that moved
-                (norm_differs if doubled else eps_differs)(case, _place(case, wa, wb), wb.target, x, y)
+                (norm_differs if doubled else eps_differs)(case, place_of(case, wa, wb), wb.target, x, y)
 
 
 def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
     """A norm behind a sum in one model, before its only reader in the other, the sum going no further."""
     wa, wb, sa, sb = this
-    if _norms(sa) == _norms(sb) or _unknown(sa, sb) or wb.what == "add":
+    if norms(sa) == norms(sb) or unknown(sa, sb) or wb.what == "add" or wb.half:
         return False
     for model, wire in ((case.a, wa), (case.b, wb)):
         above = {wire.source, *model.structure.tops(wire.source)}
@@ -122,9 +124,9 @@ def _left_behind(case: Case, this: Described, others: list[Described]) -> bool:
         key = None if state is None else model.state_key(state)
         if not any(key in tops(model, n) for n in model.structure.states if n != state):
             return any(
-                _norms(x[2]) - _norms(x[3]) == _norms(sb) - _norms(sa)
-                and not _unknown(x[2], x[3])
-                and any(_alike(one, two) for one in _gained(this) for two in _gained(x))
+                norms(x[2]) - norms(x[3]) == norms(sb) - norms(sa)
+                and not unknown(x[2], x[3])
+                and any(alike(one, two) for one in _gained(this) for two in _gained(x))
                 for x in others
                 if x is not this
             )
@@ -142,7 +144,7 @@ def _read_in(case: Case, this: Described, others: list[Described], place: Place)
     for wa, wb, sa, sb in others:
         found = [s.gain for s in (*sa, *sb) if s.gain is not None]
         if this[1].what != "read" and wb.what == "read" and any(close(x, y) for x in gains for y in found):
-            return dataclasses.replace(place, layer=_place(case, wa, wb).layer)
+            return dataclasses.replace(place, layer=place_of(case, wa, wb).layer)
     return place
 
 
@@ -160,28 +162,6 @@ def _joined(case: Case) -> None:
         raw.place = dataclasses.replace(raw.place, part="norm: " + raw.place.part)
 
 
-def _steps(model: Model, wire: Wire) -> list[Step]:
-    value = model.of_node(wire.source)
-    if value is None:
-        return [Step("other")]
-    if pooling.is_pooled(model, wire.source, wire.target):
-        return pooling.steps(model, wire.source, wire.target)
-    held = tuple(n for n in wire.held if n != wire.source)
-    return describe(model, wire.source, wire.target, value.shape[-1], value.shape, held)
-
-
-def _unknown(*steps: list[Step]) -> bool:
-    return any(s.kind == "other" for found in steps for s in found)
-
-
-def _norms(steps: list[Step]) -> int:
-    return sum(s.kind == "norm" for s in steps)
-
-
-def _pools(steps: list[Step]) -> str:
-    return next((s.words for s in steps if s.kind == "pool"), "")
-
-
 def _told(steps: list[Step]) -> str:
     return ", then ".join(_verb(str(s)) for s in steps)
 
@@ -194,36 +174,9 @@ def _is_added(wire: Wire) -> bool:
     return wire.what == "add"
 
 
-def _place(case: Case, wa: Wire, wb: Wire) -> Place:
-    place = case.place(_part(case, wb), wa.target, wb.target)
-    if wb.what == "read" and wb.name[0] == "site":  # memory is read in another stream than it stands in
-        site = next(s for s in case.a.structure.sites if s.index == wb.name[1])
-        place = dataclasses.replace(place, layer=layer_of(case.a, site.query))
-    return place
-
-
-def _part(case: Case, wire: Wire) -> str:
-    if wire.what == "read":
-        return f"stream as read by {reader(case, wire.name)}"
-    if wire.source in case.b.structure.entries:
-        return "embedding"
-    return "sum of the stream" if wire.what == "add" else "stream after the sum"
-
-
-def _profile(case: Case, wa: Wire, wb: Wire) -> dict[str, object]:
-    value, out = case.a.of_node(wa.source), case.a.of_node(wa.target)
-    if value is None or out is None or wa.held:
-        return {}
-    found = case.b.graph.evaluate(
-        wb.target, {wb.source: case.b.graph.shaped(value, wb.source, value.shape[-1])}
-    )
-    other = case.b.graph.canonical(found, out.shape[-1], wb.target)
-    return {} if other is None else profile(out, other)
-
-
 def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], sb: list[Step]) -> None:
     """Both are made of the same kinds of steps; which of their values differ?"""
-    norms = [
+    both = [
         (x, y)
         for x, y in zip(
             [s for s in sa if s.kind == "norm"], [s for s in sb if s.kind == "norm"], strict=False
@@ -231,7 +184,7 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
     ]
     count = len(case.raw)
     entry = wb.source in case.b.structure.entries and wb.what == "trunk"
-    for x, y in norms:
+    for x, y in both:
         times = _times(x, y) if entry else None
         if times is None:
             norm_differs(case, place, wb.target, x, y)
@@ -243,7 +196,7 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
             raw.kind = "parallel-residual"
         elif raw.kind == "norm-missing" and "found" in raw.evidence and _other_maps(case, place):
             raw.kind = "tie-lost"
-    _pools_differ(case, place, wb, sa, sb)
+    pools_differ(case, place, wb, sa, sb)
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
     _affine(case, place, wa, wb, affine_a, affine_b)
@@ -256,12 +209,6 @@ def _times(a: Step, b: Step) -> float | None:
     ratio = a.eps / b.eps if same else 1.0
     width = len(a.gain)
     return next((w**0.5 for w in (width, 1 / width) if abs(ratio / w - 1) < 1e-2), None)
-
-
-def _pools_differ(case: Case, place: Place, wb: Wire, sa: list[Step], sb: list[Step]) -> None:
-    if _pools(sa) != _pools(sb):
-        at = dataclasses.replace(place, layer=None)
-        case.add("pooling", at, _pools(sa), _pools(sb), wb.target)
 
 
 def _other_maps(case: Case, place: Place) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from isoform.verify.align import Key, Model
-from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.case import Case, Raw
 from isoform.verify.diagnose.pairing import order
 
 
@@ -17,6 +18,8 @@ class Wire:
         name: its key in both models.
         what: "trunk" behind a sum, "read" in front of a map, "add" into a sum.
         source, target: nodes.
+        held: other nodes that the sum is made of.
+        half: it ends or begins where tokens become one vector a row.
     """
 
     name: Key
@@ -24,6 +27,7 @@ class Wire:
     source: int
     target: int
     held: tuple[int, ...] = ()
+    half: bool = False
 
 
 def tops(model: Model, node: int) -> dict[Key, int]:
@@ -72,12 +76,45 @@ def _spread(model: Model, found: dict[Key, int], other: Model) -> dict[Key, int]
     return out
 
 
-def explain_wiring(case: Case) -> None:
-    """Sums of other contributions, and parts that read another point of the stream in the other model."""
+def _reads(case: Case) -> dict[Key, tuple[dict[Key, int], dict[Key, int]]]:
     a, b = case.a, case.b
-    reads = {k: (reading(a, a.reads[k]), reading(b, n)) for k, n in b.reads.items() if k in a.reads}
+    return {k: (reading(a, a.reads[k]), reading(b, n)) for k, n in b.reads.items() if k in a.reads}
+
+
+def parallel(case: Case) -> set[Key]:
+    """Feed-forward networks that read the stream before an attention in one model, behind it in the other."""
+    reads = _reads(case)
     # Attentions that read the same in both models: what is read beside them, not behind them, is parallel.
     still = {("site", k[1]) for k, (x, y) in reads.items() if k[0] == "site" and set(x) == set(y)}
+    extra = {k: _contents(set(x)) ^ _contents(set(y)) for k, (x, y) in reads.items() if k[0] == "inner"}
+    return {k for k, found in extra.items() if len(found) == 1 and found <= still}
+
+
+def explain_wiring(case: Case) -> bool:
+    """Sums of other contributions, and parts that read another point of the stream in the other model.
+
+    Returns:
+        Whether the same parts are run in the same order.
+    """
+    count = len(case.raw)
+    ordered = _explain(case)
+    _joined([r for r in case.raw[count:] if r.hint == RESIDUAL])
+    return ordered
+
+
+def _joined(raws: Sequence[Raw]) -> None:
+    """Sums that differ at several places are one finding, with the numbers of each in the evidence."""
+    if len({(r.reference, r.candidate) for r in raws}) < 2:
+        return
+    for raw in raws:
+        raw.evidence = {"reference": raw.reference, "candidate": raw.candidate, **raw.evidence}
+        raw.reference, raw.candidate = "adds up its stream in one way", "adds it up in another"
+
+
+def _explain(case: Case) -> bool:
+    a, b = case.a, case.b
+    reads = _reads(case)
+    beside = parallel(case)
     seen: set[tuple[frozenset[Key], frozenset[Key]]] = set()
     numbers = order(b, a)
     if numbers != sorted(numbers) and not case.torn:
@@ -87,7 +124,7 @@ def explain_wiring(case: Case) -> None:
         case.add(
             "unexplained", place, "runs its parts in one order", "runs them in another", 0, hint=RESIDUAL
         )
-        return
+        return False
     for key, nb in b.states.items():
         na = a.states.get(key)
         if case.torn or na is None or (nb not in b.aliases and na not in a.aliases):
@@ -105,10 +142,9 @@ def explain_wiring(case: Case) -> None:
         if any(k[0] not in ("state", "site", "inner", "router") for side in left for k in side):
             continue  # maps in between are numbered by each model's own style
         seen.add(left)
-        extra = _contents(set(ones)) ^ _contents(set(twos))
         place = case.place(reader(case, key), ra, rb)
         more = len(_contents(set(ones))), len(_contents(set(twos)))
-        if key[0] == "inner" and len(extra) == 1 and extra <= still:
+        if key in beside:
             later, sooner = "reads the stream after attention", "reads the stream before attention"
             words = (later, sooner) if more[0] > more[1] else (sooner, later)
             case.add("parallel-residual", place, *words, rb)
@@ -117,6 +153,7 @@ def explain_wiring(case: Case) -> None:
             continue
         words = f"reads a sum of {more[0]} contributions", f"reads a sum of {more[1]}"
         case.add("unexplained", place, *words, rb, hint=RESIDUAL)
+    return True
 
 
 RESIDUAL = "a residual connection is missing, added or elsewhere: compare the sums before this part"

@@ -14,11 +14,13 @@ from .annotated import EncoderDecoder
 from .einsum import TimeFirst
 from .general import Bert
 from .nano import GPT
+from .sequential import Sequential
 
 IDS = torch.randint(1, 33, (3, 11), generator=torch.Generator().manual_seed(4))
 PADDED = torch.zeros(3, 11, dtype=torch.bool)
 PADDED[1, 8:] = True
 PADDED[2, 5:] = True
+TYPES = (torch.arange(11) >= torch.tensor([5, 3, 5])[:, None]).long()
 
 FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
     "nano": (GPT, {}, {"idx": IDS}),
@@ -28,6 +30,8 @@ FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
     "einsum-window": (TimeFirst, {"window": 4}, {"ids": IDS, "padding_mask": PADDED}),
     "general": (Bert, {}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
     "general-alibi": (Bert, {"alibi": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
+    "sequential": (Sequential, {}, {"x": IDS, "types": TYPES, "mask": ~PADDED.flip(1)}),
+    "sequential-mean": (Sequential, {"pool": "mean"}, {"x": IDS, "types": TYPES, "mask": ~PADDED.flip(1)}),
     "general-pooled": (Bert, {"pooled": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
 }
 
@@ -126,6 +130,15 @@ LISTED = [
     *_same("general-alibi", "alibi-slope", "norm-eps"),
     *_same("general-pooled", "pooling", "norm-eps", "activation"),
     Other("general-pooled", ("pooler-activation",), ("activation",)),
+    *_same("sequential", "position-padding", "norm-missing", "parallel-residual", "pooling"),
+    Other("sequential", ("norm-late", "norm-eps"), ("norm-eps",), "", {"at": 1}),
+    Other("sequential-mean", ("norm-late", "norm-eps"), ("norm-placement", "norm-eps")),
+    Other("sequential-mean", ("norm-late",), ("norm-placement",)),
+    Other("sequential", ("window",), ("sliding-window",)),
+    Other("sequential", ("norm-doubled",), ("norm-missing",)),
+    Other("sequential-mean", ("parallel-residual",), ("parallel-residual",), "feed-forward", {"at": 0}),
+    Other("sequential-mean", ("norm-missing",), ("norm-missing",), "stream after the sum", {"at": 1}),
+    Other("sequential-mean", ("norm-missing", "pooling"), ("norm-missing", "pooling")),
 ]
 
 _AT = {"at": 1}
@@ -164,6 +177,12 @@ UNLISTED = [
     Other("general", ("kind-missing",), ("unexplained",), "embedding"),
     Other("general", ("skip-missing",), ("unexplained",), "", {"at": 0}),
     Other("general", ("written-softmax",), ()),
+    Other("sequential", ("norm-late",), ()),
+    Other("sequential", ("token-shift",), ("unexplained",), "self-attention"),
+    Other("sequential", ("skip-missing",), ("unexplained",)),
+    Other("sequential", ("ids-shift",), ("decode-protocol",), "embedding"),
+    Other("sequential", ("layer-order",), ("unexplained",)),
+    Other("sequential-mean", ("layer-twice",), ("tie-lost",), "self-attention", _AT),
 ]
 
 SOUND = [Other(form, (), ()) for form in FORMS]
