@@ -46,6 +46,8 @@ def test_which_of_them_counts_real_tokens_is_said() -> None:
 @pytest.mark.parametrize("case", [*_some(LISTED, 5), *_some(UNLISTED, 4)])
 def test_every_fault_is_named_or_placed(case: Other) -> None:
     a, b, inputs = models(case)
+    turned = diagnose(b, a, inputs, probe=False)
+    assert sorted(f.kind for f in turned.findings) == sorted(case.found), str(turned)
     found = diagnose(a, b, inputs, probe=False)
     assert sorted(x.kind for x in found.findings) == sorted(case.found), str(found)
     if case.found:

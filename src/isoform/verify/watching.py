@@ -34,11 +34,18 @@ class Run:
         return next(s.value for s in reversed(self.seen) if s.path == path)
 
 
+_RESULTS = (
+    "logits", "prediction_logits", "lm_logits", "scores", "log_probs", "logprobs",
+    "last_hidden_state", "hidden", "pooled",
+)  # fmt: skip
+"""What the tensor that a result is about is called, where it holds several."""
+
+
 def main_tensor(result: Any) -> Tensor:
     """The tensor a module's result is about: logits, else the last hidden state, else the first tensor."""
     if isinstance(result, Tensor):
         return result
-    for name in ("logits", "prediction_logits", "last_hidden_state", "hidden", "pooled"):
+    for name in _RESULTS:
         value = result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
         if isinstance(value, Tensor):
             return value

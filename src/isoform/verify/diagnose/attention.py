@@ -12,9 +12,10 @@ from torch import Tensor
 from isoform.verify.align import Part, Site, values_of
 from isoform.verify.diagnose.case import Case, profile
 from isoform.verify.diagnose.cores import Core, allowed, open_padding, paired_heads
-from isoform.verify.diagnose.masks import explain_bias, explain_mask
+from isoform.verify.diagnose.masks import explain_mask
 from isoform.verify.diagnose.mixing import explain_mix, explain_order
 from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.score_biases import explain_bias, scaled_as_a_whole
 from isoform.verify.diagnose.scores import beside, explain_scores
 from isoform.verify.diagnose.sites import over_keys
 from isoform.verify.rows import Rows
@@ -138,6 +139,10 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     both = both[:, torch.arange(both.shape[1])]
     base_a, base_b = torch.where(both, base_a, 0.0), torch.where(both, base_b, 0.0)
     if not a.opened and not b.opened:  # what is added may be counted from the mask
-        explain_bias(case, place, a, b, base_a[:, heads], base_b, both, queries, keys)
+        explain_bias(case, place, a, b, base_a[:, heads], base_b, both, keys)
+    count = len(case.raw)
     explain_scores(case, place, a, b, base_a, base_b, both, heads)
+    ratio = next((r.evidence["ratio"] for r in case.raw[count:] if r.kind == "attention-scale"), None)
+    if ratio is not None and scaled_as_a_whole(a, b, base_a, base_b, both, ratio, heads):
+        case.raw = [r for i, r in enumerate(case.raw) if i >= count or r.evidence.get("of") != b.site.index]
     explain_mix(case, place, a, b, role)

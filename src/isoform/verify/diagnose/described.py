@@ -7,6 +7,7 @@ import dataclasses
 from isoform.verify.align import Model
 from isoform.verify.diagnose import pooling
 from isoform.verify.diagnose.case import Case, layer_of, profile
+from isoform.verify.diagnose.factors import begins
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import Step, close, describe, function, gap
 from isoform.verify.diagnose.wiring import Wire, reader
@@ -79,10 +80,10 @@ def place_of(case: Case, wa: Wire, wb: Wire) -> Place:
 
 
 def _part(case: Case, wire: Wire) -> str:
+    if begins(case.b, wire):
+        return "embedding"
     if wire.what == "read":
         return f"stream as read by {reader(case, wire.name)}"
-    if wire.source in case.b.structure.entries:
-        return "embedding"
     return "sum of the stream" if wire.what == "add" else "stream after the sum"
 
 

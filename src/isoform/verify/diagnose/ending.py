@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
 from torch import Tensor
 
+from isoform.verify.align import Linear
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pooling import describe_pooling
+from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import gap
 
 
@@ -27,7 +30,7 @@ def _check(case: Case, top_a: int, top_b: int) -> None:
     value, own = a.of_linear(la), b.of_linear(lb)
     if value is None or own is None or value.shape != own.shape:
         return
-    place = case.place("result", a.graph.output, b.graph.output)
+    place = dataclasses.replace(case.place("result", a.graph.output, b.graph.output), layer=None)
     width, rows = value.shape[-1], case.rows.get(("other", lb.node))
     factor = 1.0  # the same head, times a number
     if rows is not None and rows.scaled and float(rows.scale.std()) < 1e-6 * float(rows.scale.mean()):
@@ -53,6 +56,8 @@ def _check(case: Case, top_a: int, top_b: int) -> None:
             relative_difference=difference,
         )
         return
+    if _scaled_before_bias(case, place, (la, lb), value, ours, top_b):
+        return
     words_a, words_b = _describe(value, ours), _describe(value, found, factor)
     shift = _shift(value, found) if words_b is None else _shift(value, ours) if words_a is None else None
     if shift is not None and (words_a or words_b):
@@ -71,6 +76,38 @@ def _check(case: Case, top_a: int, top_b: int) -> None:
         b.graph.output,
         relative_difference=difference,
     )
+
+
+def _scaled_before_bias(
+    case: Case, place: Place, heads: tuple[Linear, Linear], value: Tensor, ours: Tensor, top: int
+) -> bool:
+    """One bias in both models, a factor in front of it in one: the factor is what differs, not the bias."""
+    if heads[0].has_bias == heads[1].has_bias:
+        return False
+    bias = heads[0].bias if heads[0].has_bias else heads[1].bias
+    bare = value - bias if heads[0].has_bias else value
+    fed, graph = bare + bias if heads[1].has_bias else bare, case.b.graph
+    out = graph.evaluate(graph.output, {top: graph.shaped(fed, top, fed.shape[-1])})
+    theirs = graph.canonical(out, bare.shape[-1], graph.output)
+    if theirs is None or theirs.shape != bare.shape:
+        return False
+    factors: list[float] = []
+    for result in (ours, theirs):
+        rest = result - bias
+        factors.append(float((bare * rest).sum() / bare.square().sum()))
+        if gap(bare * factors[-1], rest) > 1e-6:
+            return False
+    if abs(factors[0] - factors[1]) < 1e-6:
+        return False
+    case.raw = [r for r in case.raw if r.kind != "output-bias"]
+    words = (
+        "adds the bias to the logits as they are"
+        if abs(factor - 1) < 1e-6
+        else f"multiplies the logits by {factor:.6g} before it adds the bias"
+        for factor in factors
+    )
+    case.add("softcap", place, *words, graph.output, ratio=factors[1] / factors[0])
+    return True
 
 
 def _head(case: Case, first: bool) -> int | None:

@@ -209,7 +209,7 @@ class Graph:
                 break
             lead.append(size)
         lead = [size for size in lead if size != 1 or self.batch == 1 or 1 in self.lengths.values()]
-        for role, length in self.lengths.items():
+        for length in self.lengths.values():
             if rows == self.batch * length:
                 flat = len(lead) <= 1
                 first = self.order(node) if flat and node is not None else None
@@ -219,8 +219,9 @@ class Graph:
                 if swapped:
                     return value.reshape(length, self.batch, features).transpose(0, 1)
                 return value.reshape(self.batch, length, features)
-            real = self.real[role]
-            if rows == int(real.sum()):
+        for role, real in self.real.items():
+            length = self.lengths[role]
+            if rows == int(real.sum()):  # only real tokens, those of all rows behind each other
                 out = value.new_zeros(self.batch, length, features)
                 out[real] = value.reshape(rows, features)
                 return out

@@ -1,4 +1,4 @@
-"""Which keys a query may read, and what is added to the scores, in one model and in the other."""
+"""Which keys a query may read, in one model and in the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.cores import Core
 from isoform.verify.diagnose.report import Place
-from isoform.verify.diagnose.unary import gap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Pattern:
         ahead: how many real keys after itself a query reads at most.
         behind: how many real keys before itself it reads at most.
         padding: share of padded keys it reads.
-        real: share of the real keys up to itself that it reads.
+        real: share of the real keys up to itself, and no further back than it reads, that it reads.
     """
 
     ahead: int
@@ -69,7 +68,10 @@ def explain_mask(
         more = bool((open_b & ~open_a & seen).any())
         add("document-leak", words[not more], words[more])
     elif not cross and min(one.real, two.real) > 0.3:
-        ahead = _ahead(one, two, length)
+        if _prefixes(add, open_a, open_b, queries, keys):
+            return
+        wide = open_a if one.ahead > two.ahead else open_b
+        ahead = _ahead(one, two, length, _prefix(wide, queries, keys) is not None)
         behind = one.behind != two.behind and (one.ahead == two.ahead or min(one.behind, two.behind) > 0)
         if behind and ahead == "sliding-window":  # one window, to both sides
             add(ahead, *(f"{_ahead_words(x, length)} and {_behind(x, length)}" for x in (one, two)))
@@ -96,16 +98,52 @@ def explain_mask(
         )
 
 
-def _ahead(one: Pattern, two: Pattern, length: int) -> str | None:
+def _ahead(one: Pattern, two: Pattern, length: int, prefix: bool) -> str | None:
     """What it is called that they read another number of later positions; None: they don't."""
     if one.ahead == two.ahead:
         return None
     low, high = sorted((one.ahead, two.ahead))
     if low > 0 and one.padding != two.padding:
         return None  # which keys are real is what differs
-    if 0 < high < length - 2 and low == 0 and high > 1:
+    wide = one if one.ahead > two.ahead else two
+    both_sides = 0 < wide.ahead == wide.behind < length - 1
+    if low <= 0 and both_sides and one.behind != two.behind:
+        return None  # the window lies elsewhere
+    if 0 < high < length - 2 and low == 0 and high > 1 and not (both_sides or prefix):
         return "causal-alignment"
     return "causality" if low <= 0 else "sliding-window"
+
+
+def _prefixes(add: Any, a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> bool:
+    """Name a prefix that is read from everywhere, where it is another one or none."""
+    one, two = _prefix(a, queries, keys), _prefix(b, queries, keys)
+    if one is None or two is None or one == two:
+        return False
+
+    def said(found: list[int]) -> str:
+        if max(found) <= 1:
+            return "reads no later position"
+        if all(n >= int(real.sum()) for n, real in zip(found, keys, strict=True)):
+            return "reads every later position"
+        return f"reads ahead within the first {', '.join(map(str, found))} positions of its rows"
+
+    if not {"reads no later position", "reads every later position"} >= {said(one), said(two)}:
+        add("causality", said(one), said(two))
+        return True
+    return False
+
+
+def _prefix(allowed: Tensor, queries: Tensor, keys: Tensor) -> list[int] | None:
+    """For each row how many positions at its start every query reads beside those before itself."""
+    if allowed.shape[-1] != allowed.shape[-2] or not bool((allowed == allowed[:, :1]).all()):
+        return None
+    seen, place = allowed[:, 0], torch.arange(allowed.shape[-1])
+    asked = queries[:, :, None] & keys[:, None, :]
+    first = [int(rows.nonzero()[0]) if bool(rows.any()) else 0 for rows in queries]
+    found = [int((seen[i, q] & keys[i]).sum()) for i, q in enumerate(first)]
+    ends = torch.tensor([q + n for q, n in zip(first, found, strict=True)])
+    form = (place[None, :, None] >= place[None, None]) | (place[None, None] < ends[:, None, None])
+    return found if bool((seen == form)[asked].all()) else None
 
 
 def _ahead_words(pattern: Pattern, length: int) -> str:
@@ -140,7 +178,7 @@ def _pattern(allowed: Tensor, queries: Tensor, keys: Tensor, cross: bool) -> Pat
     ahead = int(distance[reads].max()) if bool(reads.any()) else 0
     behind = int((-distance[reads]).max()) if bool(reads.any()) else 0
     padded = ~real & ask & ((distance <= max(ahead, 0)) | cross)
-    own = real & ask & ((distance <= 0) | cross)
+    own = real & ask & (((distance <= 0) & (distance >= -behind)) | cross)
     padding = float(allowed[padded].double().mean()) if bool(padded.any()) else 0.0
     share = float(allowed[own].double().mean()) if bool(own.any()) else 0.0
     del batch
@@ -162,110 +200,3 @@ def _apart(a: Tensor, b: Tensor, queries: Tensor, keys: Tensor) -> bool:
     document = torch.cat([starts.new_zeros(len(starts), 1), starts], 1).cumsum(1)
     same = (document[:, :, None] == document[:, None, :])[:, None]
     return bool((narrow == wide & same)[asked].all())
-
-
-def explain_bias(
-    case: Case,
-    place: Place,
-    a: Core,
-    b: Core,
-    base_a: Tensor,
-    base_b: Tensor,
-    both: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-) -> None:
-    """Name the difference of what is added to scores ``[B, heads, T, S]``, but for constants in a row."""
-    del queries
-    one, two = _centred(base_a, both), _centred(base_b, both)
-    size = torch.maximum(one.abs().max(), two.abs().max())
-    if float(size) < 1e-9 or gap(one, two) <= 1e-6:
-        return
-    order = b.site.scores
-    none_a, none_b = bool(one.abs().max() < 1e-9), bool(two.abs().max() < 1e-9)
-    slope_a, slope_b = _slopes(base_a, both), _slopes(base_b, both)
-    padded = ~keys[:, None, None, :].expand_as(both) & both
-    flat = torch.where(padded, 0.0, base_b - base_a)
-    if bool(padded.any()) and gap(_centred(flat, both & ~padded), torch.zeros_like(flat)) <= 1e-6 * float(
-        size
-    ):
-        case.add("mask-polarity", place, *_additive(base_a, base_b, padded), order)
-        return
-    if slope_a is not None and slope_b is not None and not none_a and not none_b:
-        case.add(
-            "alibi-slope",
-            place,
-            f"lowers scores by {_list(slope_a)} per position and head",
-            f"lowers them by {_list(slope_b)}",
-            order,
-        )
-        return
-    if (none_a and slope_b is not None) or (none_b and slope_a is not None):
-        kind = "alibi-slope"
-    else:
-        kind = "relative-bias"
-    straight = slope_a is not None, slope_b is not None
-    bent = straight[0] != straight[1] and not none_a and not none_b
-    if bent or not _relative(base_a, both) or not _relative(base_b, both):
-        kind = "unexplained"
-    words = "adds a bias by distance to the scores", "adds none to the scores"
-    if not none_a and not none_b:
-        mirrored = gap(one, _mirror(base_b, both)) < 1e-6
-        case.add(kind, place, words[0], "mirrors it" if mirrored else "adds another one", order)
-    else:
-        case.add(kind, place, words[none_a], words[none_b], order)
-
-
-def _additive(a: Tensor, b: Tensor, padded: Tensor) -> tuple[str, str]:
-    def said(x: Tensor) -> str:
-        size = float(x[padded].abs().max())
-        return f"adds {size:.3g} to scores by the padding mask" if size else "adds nothing to them"
-
-    return said(a), said(b)
-
-
-def _mirror(base: Tensor, both: Tensor) -> Tensor:
-    return _centred(base.transpose(-1, -2), both) if base.shape[-1] == base.shape[-2] else base
-
-
-def _centred(base: Tensor, both: Tensor) -> Tensor:
-    count = both.sum(-1, keepdim=True).clamp(min=1)
-    mean = torch.where(both, base, 0.0).sum(-1, keepdim=True) / count
-    return torch.where(both, base - mean, 0.0)
-
-
-def _slopes(base: Tensor, both: Tensor) -> Tensor | None:
-    """Per head the loss per position of distance, where the bias is linear in it."""
-    rows, columns = base.shape[-2:]
-    signed = (torch.arange(columns)[None] - torch.arange(rows)[:, None]).double().expand_as(base)
-    value = _centred(base, both)
-    for distance in (-signed.abs(), signed):
-        far = _centred(distance, both)
-        slope = (far * value).sum((0, 2, 3)) / far.square().sum((0, 2, 3)).clamp(min=1e-30)
-        if gap(far * slope[:, None, None], value) <= 1e-5:
-            return slope
-    return None
-
-
-def _relative(base: Tensor, both: Tensor) -> bool:
-    """Whether a bias depends on distance alone (up to a constant in a row)."""
-    if base.shape[-1] != base.shape[-2]:
-        return True
-    value = torch.where(both, base, 0.0)
-    diagonals: dict[int, Tensor] = {}
-    step = value[..., 1:] - value[..., :-1]
-    fine = both[..., 1:] & both[..., :-1]
-    for offset in range(-step.shape[-2] + 1, step.shape[-1]):
-        d, m = torch.diagonal(step, offset, -2, -1), torch.diagonal(fine, offset, -2, -1)
-        for head in range(d.shape[1]):
-            inside = d[:, head][m[:, head]]
-            if len(inside) and float(inside.max() - inside.min()) > 1e-6 * float(
-                value.abs().max().clamp(min=1e-9)
-            ):
-                return False
-    del diagonals
-    return True
-
-
-def _list(values: Tensor) -> str:
-    return ", ".join(f"{float(v):.4g}" for v in values[:8]) + (" …" if len(values) > 8 else "")

@@ -38,8 +38,7 @@ def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
     theirs: Values = {}
     factor = _factor(a)
     if factor != 1.0:
-        for model, values in ((a, ours), (b, theirs)):
-            biases = _added(model)
+        for model, values, biases in zip((a, b), (ours, theirs), _added_in_both(a, b), strict=True):
             for name, value in model.recording.parameters.items():
                 if name in model.recording.trained and value.dim() >= 2 and name not in biases:
                     values[name] = value.double() * factor
@@ -62,6 +61,31 @@ def _factor(model: Model) -> float:
         return 1.0
     middle = sizes[len(sizes) // 2]
     return 1.0 if middle > 0.4 else 1.2 / middle
+
+
+def _added_in_both(a: Model, b: Model) -> tuple[set[str], set[str]]:
+    """Parameters of each model that hold vectors: its own, and such as are kept together (of all layers)."""
+    found = _added(a), _added(b)
+    for one, two, known, more in ((a, b, *found), (b, a, *reversed(found))):
+        vectors: dict[int, set[bytes]] = {}
+        for name in {*known, *one.recording.trained}:
+            value = one.recording.parameters.get(name)
+            if value is not None and (value.dim() == 1 or name in known):
+                vectors.setdefault(value.numel(), set()).add(_bytes(value))
+        for name in two.recording.trained:
+            value = two.recording.parameters.get(name)
+            if value is None or value.dim() < 2 or name in more:
+                continue
+            for size, held in vectors.items():
+                held = held | {_bytes(torch.zeros(size))}  # a part without a bias
+                whole = value.numel() % size == 0 and bool(value.any())
+                if whole and all(_bytes(row) in held for row in value.reshape(-1, size)):
+                    more.add(name)
+    return found
+
+
+def _bytes(value: Tensor) -> bytes:
+    return value.detach().reshape(-1).float().contiguous().numpy().tobytes()
 
 
 def _added(model: Model) -> set[str]:

@@ -77,12 +77,28 @@ def explain_scores(
             _scale_beside(add, a, b, small_a, small_b, both)
     if len(case.raw) > count:
         return
+    if _by_distance(a, b, one, two, both, heads):
+        words = "adds to a score what its query gives for the distance", "adds another term to it"
+        add("relative-bias", *words)
+        return
     add(
         "unexplained",
         "computes scores in one way",
         "computes them in another",
         relative_difference=gap(one, two),
     )
+
+
+def _by_distance(a: Core, b: Core, one: Tensor, two: Tensor, both: Tensor, heads: Tensor) -> bool:
+    """Whether all that differs is what scores hold of the queries alone."""
+    alone: list[Tensor] = []
+    for core in (a, b):
+        value = core.logits(core.given(k=0.0)) - core.logits(core.given(q=0.0, k=0.0))
+        alone.append(torch.where(both & value.isfinite(), value, 0.0))
+    ours = alone[0][:, heads]
+    size = max(float(one.abs().max()), float(two.abs().max()))
+    most = max(float(x.abs().max()) for x in (ours, alone[1]))
+    return most > 1e-6 * size and gap(one - ours, two - alone[1]) <= 1e-6
 
 
 def beside(add: Any, case: Case, a: Core, b: Core) -> None:

@@ -79,17 +79,19 @@ def _bare(case: Case, key: Key, ends_a: tuple[int, int], ends_b: tuple[int, int]
     """From a map's result to where it is read, in one model through a sum with nothing else in it."""
     wires: list[Wire] = []
     runs: list[Tensor] = []
-    for model, (state, end) in ((case.a, ends_a), (case.b, ends_b)):
-        terms = tops(model, state)
+    both = tops(case.a, ends_a[0]), tops(case.b, ends_b[0])
+    if len(both[0]) != len(both[1]):  # said of the sum itself; here, what comes behind it
+        both = {key: ends_a[0]}, {key: ends_b[0]}
+    for model, end, terms in ((case.a, ends_a[1], both[0]), (case.b, ends_b[1], both[1])):
         last = max(terms.values())
         held = tuple(n for n in terms.values() if n != last)
         wires.append(Wire((*key, "trunk"), "trunk", last, end, held))
-        value = case.a.of_node(max(tops(case.a, ends_a[0]).values()))
+        value = case.a.of_node(max(both[0].values()))
         found = None if value is None else function(model, last, end, value.shape[-1], held)
         if value is None or found is None:
             return []
         runs.append(found(value))
-    same = gap(runs[0], runs[1]) <= case.tolerance
+    same = case.differ(runs[0], runs[1], case.a.role(ends_a[1])) <= case.tolerance
     return [] if same else [(wires[0], wires[1])]
 
 

@@ -59,12 +59,13 @@ class Structure:
         self.inners: list[Inner] = []
         self.reads: dict[str, tuple[int, Linear | None]] = {}
         self._find_states(mixes)
+        self._find_mapped()
         outs = {site.out for site in self.sites}
         for linear in self.linears:
             if linear in outs:
                 continue
             tops = self.tops(linear.read)
-            if tops and all(t in self.by_out for t in tops):
+            if tops and all(t in self.by_out and t not in self.states for t in tops):
                 self.inners.append(self._inner(linear, [self.by_out[t] for t in tops]))
         for linear in self.linears:
             if linear not in outs and not any(i.out is linear for i in self.inners):
@@ -171,6 +172,12 @@ class Structure:
         beyond = {t for r in reads if r not in self.cut for t in self.tops(r)}
         return all(r not in self.cut for r in reads) and beyond <= {*candidates, *self.entries}
 
+    def _find_mapped(self) -> None:
+        """Maps' results that other maps read and that go into a sum: where narrow embeddings are widened."""
+        read = {tops[0] for tops in map(self.tops, (n.read for n in self.linears)) if len(tops) == 1}
+        added = {t for s in self.states for arg in self.graph.live_args(s) for t in self.tops(arg)}
+        self.states = sorted([*self.states, *(n for n in self.by_out if n in read and n in added)])
+
     def _with_vector(self, number: int) -> int:
         """On to where a vector of parameters has been added to a sum: the sum without it is read nowhere."""
         graph = self.graph
@@ -197,7 +204,7 @@ class Structure:
         readers: dict[int, list[int]] = {}
         ends = [read for read, _ in self.reads.values()] + self.sums
         for end in ends:
-            starts = self._terms(end) if end in self.states else [end]
+            starts = self._terms(end) if end in self.states and end not in self.by_out else [end]
             for start in starts:
                 for top in self.tops(start):
                     if top in (*self.states, *self.entries):

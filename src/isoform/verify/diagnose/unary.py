@@ -117,7 +117,8 @@ def describe(
     other = [Step("other")]
     if whole is None:
         return other
-    step = identify(whole, shape)
+    real = model.real(model.role(source))
+    step = identify(whole, shape, real)
     if step.kind != "other":
         return [step]
     chain = model.structure.chain(target)
@@ -131,17 +132,30 @@ def describe(
         )
         if first is None or second is None:
             continue
-        a = identify(first, shape)
+        a = identify(first, shape, real)
         if a.kind == "other" or a.identity:
             continue
-        b = identify(second, shape)
+        b = identify(second, shape, real)
         if b.kind != "other" and not b.identity:
             return [a, b]
     return other
 
 
-def identify(f: Function, shape: torch.Size) -> Step:
-    """One step that does what ``f`` does on vectors of ``shape``, or "other"."""
+def identify(f: Function, shape: torch.Size, real: Tensor | None = None) -> Step:
+    """One step that does what ``f`` does on vectors of ``shape``, or "other".
+
+    Args:
+        f: the function.
+        shape: ``[B, T, d]``.
+        real: ``[B, T]``; what is done with padding does not matter.
+    """
+    if real is not None and real.shape == shape[:2] and not bool(real.all()):
+        step = identify(_at_real(f, real, shape), torch.Size((1, int(real.sum()), shape[-1])))
+        if step.shift is not None:
+            shift = step.shift.new_zeros(shape)
+            shift[real] = step.shift[0]
+            step.shift = shift
+        return step
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     y = f(x)
@@ -151,6 +165,16 @@ def identify(f: Function, shape: torch.Size) -> Step:
         if step is not None and all(close(step(z), f(z)) for z in (x, 0.03 * x.flip(-1) + 0.01)):
             return step
     return Step("other")
+
+
+def _at_real(f: Function, real: Tensor, shape: torch.Size) -> Function:
+    def run(x: Tensor) -> Tensor:
+        whole = x.new_zeros(shape)
+        whole[real] = x[0]
+        out = f(whole)
+        return out[real][None] if out.shape[:2] == real.shape else out
+
+    return run
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = CLOSE) -> bool:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.described import (
@@ -21,10 +17,10 @@ from isoform.verify.diagnose.described import (
     unknown,
     wire_profile,
 )
+from isoform.verify.diagnose.factors import affine, multiple, multiplied
 from isoform.verify.diagnose.norms import beside_attention, eps_differs, norm_differs, twice, whose
-from isoform.verify.diagnose.positions import explain_shift
 from isoform.verify.diagnose.report import Place
-from isoform.verify.diagnose.unary import Step, close, gap, said
+from isoform.verify.diagnose.unary import Step, close
 from isoform.verify.diagnose.wiring import Wire, tops
 
 
@@ -49,6 +45,11 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
             said_a, said_b = _told(sa), _told(sb)
             if unknown(sa, sb):
                 kind = "pooling" if pools(sa) or pools(sb) else "unexplained"
+                times = None if kind == "pooling" else multiple(case, wa, wb)
+                if times is not None:
+                    multiplied(case, place, wa, wb, 1.0, times)
+                    spoken.add(wb.target)
+                    continue
                 if kind == "pooling":
                     place = dataclasses.replace(place, layer=None)
                 case.add(
@@ -199,7 +200,7 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
     pools_differ(case, place, wb, sa, sb)
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
-    _affine(case, place, wa, wb, affine_a, affine_b)
+    affine(case, place, wa, wb, affine_a, affine_b)
 
 
 def _times(a: Step, b: Step) -> float | None:
@@ -215,43 +216,3 @@ def _other_maps(case: Case, place: Place) -> bool:
     """Whether matrices of this layer are another's too: then the layer is, and not the norm alone."""
     maps = [r for r in case.raw if r.kind == "tie-lost" and r.place.layer == place.layer]
     return place.layer is not None and any("found" in r.evidence for r in maps)
-
-
-def _affine(case: Case, place: Place, wa: Wire, wb: Wire, a: Step, b: Step) -> None:
-    entry = wb.source in case.b.structure.entries and wb.what == "trunk"
-    role = case.a.role(wa.source)
-    table = 1.0
-    if entry and wb.source not in case.foreign_entries:
-        va, vb = case.a.of_node(wa.source), case.b.of_node(wb.source)
-        assert va is not None and vb is not None
-        table = float((va * vb).sum() / va.square().sum())
-    scale_b = b.scale * table if entry else b.scale
-    if not _equal_scales(a.scale, scale_b, case.constants):
-        kind = "embedding-scale" if entry else "softcap"
-        what = "token vectors" if entry else "this branch"
-        evidence: dict[str, Any] = {}
-        if isinstance(a.scale, float) and isinstance(scale_b, float):
-            evidence = {"ratio": scale_b / a.scale if a.scale else float("inf")}
-        case.add(
-            kind,
-            place,
-            f"multiplies {what} by {said(a.scale)}",
-            f"multiplies {'them' if entry else 'it'} by {said(scale_b)}",
-            wb.target,
-            **evidence,
-        )
-    if wb.what == "add" and not entry:
-        return
-    zero = case.a.of_node(wa.target)
-    assert zero is not None
-    shift_a = torch.zeros_like(zero) if a.shift is None else a.shift
-    shift_b = torch.zeros_like(shift_a) if b.shift is None else b.shift
-    if shift_a.shape == shift_b.shape and case.differ(shift_a, shift_b, role) > 1e-6:
-        explain_shift(case, place, shift_a, shift_b, role, wb.target)
-
-
-def _equal_scales(a: float | Tensor, b: float | Tensor, tolerance: float) -> bool:
-    x, y = torch.as_tensor(a, dtype=torch.float64), torch.as_tensor(b, dtype=torch.float64)
-    if x.dim() != y.dim():
-        x, y = torch.broadcast_tensors(x, y)
-    return gap(x, y) < tolerance

@@ -125,6 +125,9 @@ def _explain(case: Case) -> bool:
             "unexplained", place, "runs its parts in one order", "runs them in another", 0, hint=RESIDUAL
         )
         return False
+    if not case.torn and _turned(case, reads):
+        return False
+    lost: set[Key] = set()
     for key, nb in b.states.items():
         na = a.states.get(key)
         if case.torn or na is None or (nb not in b.aliases and na not in a.aliases):
@@ -132,6 +135,7 @@ def _explain(case: Case) -> bool:
         ones, twos = tops(a, na), tops(b, nb)
         if set(_spread(a, ones, b)) != set(_spread(b, twos, a)):
             seen.add(_left(ones, twos))
+            lost |= _contents(set(ones)) ^ _contents(set(twos))
             words = f"adds up {_counted(ones)} here", f"adds up {_counted(twos)}"
             case.add("unexplained", case.place("sum of the stream", na, nb), *words, nb, hint=RESIDUAL)
     for key, (ones, twos) in reads.items():
@@ -142,6 +146,9 @@ def _explain(case: Case) -> bool:
         if any(k[0] not in ("state", "site", "inner", "router") for side in left for k in side):
             continue  # maps in between are numbered by each model's own style
         seen.add(left)
+        extra = _contents(set(ones)) ^ _contents(set(twos))
+        if key not in beside and extra and extra <= lost:
+            continue  # said of the sum that they come from
         place = case.place(reader(case, key), ra, rb)
         more = len(_contents(set(ones))), len(_contents(set(twos)))
         if key in beside:
@@ -154,6 +161,22 @@ def _explain(case: Case) -> bool:
         words = f"reads a sum of {more[0]} contributions", f"reads a sum of {more[1]}"
         case.add("unexplained", place, *words, rb, hint=RESIDUAL)
     return True
+
+
+def _turned(case: Case, reads: dict[Key, tuple[dict[Key, int], dict[Key, int]]]) -> bool:
+    """Parts of which one reads the other's result in one model, and the other way round in the other."""
+    parts = {k[:2]: (k, _contents(set(x)), _contents(set(y))) for k, (x, y) in reads.items()}
+    found = [
+        key
+        for k, (key, x, y) in parts.items()
+        for n in x ^ y
+        if n in parts and k in parts[n][1] ^ parts[n][2] and (n in x) == (k in parts[n][2])
+    ]
+    for key in dict.fromkeys(found):
+        place = case.place(reader(case, key), case.a.reads[key], case.b.reads[key])
+        words = "runs its parts in one order", "runs them in another"
+        case.add("unexplained", place, *words, case.b.reads[key], hint=RESIDUAL)
+    return bool(found)
 
 
 RESIDUAL = "a residual connection is missing, added or elsewhere: compare the sums before this part"

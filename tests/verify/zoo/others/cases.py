@@ -14,6 +14,7 @@ from .annotated import EncoderDecoder
 from .einsum import TimeFirst
 from .general import Bert
 from .nano import GPT
+from .relative import Relative
 from .sequential import Sequential
 
 IDS = torch.randint(1, 33, (3, 11), generator=torch.Generator().manual_seed(4))
@@ -21,6 +22,7 @@ PADDED = torch.zeros(3, 11, dtype=torch.bool)
 PADDED[1, 8:] = True
 PADDED[2, 5:] = True
 TYPES = (torch.arange(11) >= torch.tensor([5, 3, 5])[:, None]).long()
+PREFIX = torch.tensor([3, 2, 4])
 
 FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]] = {
     "nano": (GPT, {}, {"idx": IDS}),
@@ -32,6 +34,11 @@ FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
     "general-alibi": (Bert, {"alibi": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
     "sequential": (Sequential, {}, {"x": IDS, "types": TYPES, "mask": ~PADDED.flip(1)}),
     "sequential-mean": (Sequential, {"pool": "mean"}, {"x": IDS, "types": TYPES, "mask": ~PADDED.flip(1)}),
+    "relative": (Relative, {}, {"ids": IDS, "real": ~PADDED}),
+    "relative-small": (Relative, {}, {"ids": IDS, "real": ~PADDED}),
+    "relative-biased": (Relative, {"bias": True}, {"ids": IDS, "real": ~PADDED}),
+    "relative-window": (Relative, {"window": 3}, {"ids": IDS, "real": ~PADDED}),
+    "relative-prefix": (Relative, {"causal": True}, {"ids": IDS, "real": ~PADDED, "prefix_lengths": PREFIX}),
     "general-pooled": (Bert, {"pooled": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
 }
 
@@ -61,8 +68,13 @@ def models(case: Other) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
     """Reference, candidate, and what both read."""
     kind, config, inputs = FORMS[case.form]
     a = randomise(kind(**config))
+    if case.form.endswith("-small"):  # as far from the probe's weights as at the start of training
+        for weight in a.parameters():
+            weight.data *= 0.1 if weight.dim() > 1 else 1.0
     b = kind(*case.faults, **config, **case.rest)
-    b.load_state_dict(a.state_dict())
+    b.load_state_dict(a.state_dict(), strict=not case.rest.get("together", False))
+    if case.rest.get("together"):
+        b.keep_together()
     return a, b.eval(), inputs
 
 
@@ -98,7 +110,6 @@ LISTED = [
             "activation",
             "norm-eps",
             "norm-placement",
-            "norm-missing",
             "causality",
             "cross-mask",
             "output-bias",
@@ -106,6 +117,7 @@ LISTED = [
     ),
     Other("annotated", ("activation",), ("activation",), "feed-forward", {"side": "encoder"}),
     Other("annotated", ("attention-scale",), ("attention-scale",), "self-attention", {"side": "decoder"}),
+    Other("annotated", ("norm-missing",), ("norm-missing",)),  # one of each side
     Other("annotated", ("norm-missing",), ("norm-missing",), "", {"side": "encoder"}),
     Other(
         "annotated",
@@ -139,6 +151,26 @@ LISTED = [
     Other("sequential-mean", ("parallel-residual",), ("parallel-residual",), "feed-forward", {"at": 0}),
     Other("sequential-mean", ("norm-missing",), ("norm-missing",), "stream after the sum", {"at": 1}),
     Other("sequential-mean", ("norm-missing", "pooling"), ("norm-missing", "pooling")),
+    Other("relative", ("embedding-scale",), ("embedding-scale",), "embedding"),
+    Other("relative", ("widened-scale",), ("embedding-scale",), "embedding"),
+    Other("relative", ("zeroed-padding", "widened-scale"), ("embedding-scale",), "embedding"),
+    Other("relative", ("zeroed-padding", "norm-factor"), ("softcap",), "stream after the sum", {"at": 1}),
+    Other("relative", ("quiet-padding", "scale-all"), ("attention-scale",), "self-attention"),
+    Other("relative", ("mirrored-query",), ("relative-bias",), "self-attention"),
+    Other("relative", ("near-query",), ("relative-bias",), "self-attention", {"at": 1}),
+    Other("relative", ("mirrored-key",), ("relative-bias",), "self-attention"),
+    Other("relative-biased", ("no-query",), ("relative-bias",), "self-attention", {"at": 2}),
+    Other("relative", ("norm-factor",), ("softcap",), "stream after the sum", {"at": 1}),
+    Other("relative", ("logit-scale",), ("softcap",), "result"),
+    Other("relative", ("logit-scale-all",), ("softcap",), "result"),
+    # Whatever scores hold is scaled with them: that is one deviation.
+    Other("relative-biased", ("scale-all",), ("attention-scale",), "self-attention"),
+    Other("relative-biased", ("content-scale",), ("attention-scale",), "self-attention", {"at": 1}),
+    Other("relative-biased", ("unpadded", "content-scale"), ("attention-scale",), "self-attention"),
+    Other("relative-window", ("window",), ("sliding-window",), "self-attention"),
+    Other("relative-window", ("window-shift",), ("sliding-window",), "self-attention"),
+    *(Other("relative-prefix", (f"prefix-{x}",), ("causality",)) for x in ("long", "short", "none")),
+    Other("relative-prefix", ("window",), ("causality", "sliding-window"), "", {"window": 3}),
 ]
 
 _AT = {"at": 1}
@@ -183,6 +215,17 @@ UNLISTED = [
     Other("sequential", ("ids-shift",), ("decode-protocol",), "embedding"),
     Other("sequential", ("layer-order",), ("unexplained",)),
     Other("sequential-mean", ("layer-twice",), ("tie-lost",), "self-attention", _AT),
+    Other("relative", ("late-scale",), ("unexplained",), "self-attention", _AT),
+    Other("relative", ("quiet-padding", "late-scale"), ("unexplained",), "self-attention", _AT),
 ]
 
-SOUND = [Other(form, (), ()) for form in FORMS]
+
+SOUND = [
+    *(Other(form, (), ()) for form in FORMS),
+    Other("relative", ("unpadded",), ()),
+    Other("relative", ("quiet-padding",), ()),
+    Other("relative", ("zeroed-padding",), ()),
+    Other("relative", (), (), "", {"together": True}),
+    Other("relative-small", (), (), "", {"together": True}),
+    Other("relative-prefix", ("prefix-queries",), ()),
+]
