@@ -100,13 +100,13 @@ def _scaled_before_bias(
     if abs(factors[0] - factors[1]) < 1e-6:
         return False
     case.raw = [r for r in case.raw if r.kind != "output-bias"]
-    words = (
+    words = [
         "adds the bias to the logits as they are"
         if abs(factor - 1) < 1e-6
         else f"multiplies the logits by {factor:.6g} before it adds the bias"
         for factor in factors
-    )
-    case.add("softcap", place, *words, graph.output, ratio=factors[1] / factors[0])
+    ]
+    case.add("softcap", place, words[0], words[1], graph.output, ratio=factors[1] / factors[0])
     return True
 
 
