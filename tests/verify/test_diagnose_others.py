@@ -28,11 +28,17 @@ def test_sound_twins_are_not_accused(case: Other) -> None:
     assert not found.findings, str(found)
 
 
-@pytest.mark.parametrize("case", [c for c in (*LISTED, *UNLISTED) if c.form.startswith("sequential")])
+TURNED = [c for c in (*LISTED, *UNLISTED) if c.form.startswith(("sequential", "buckets"))]
+
+
+@pytest.mark.parametrize("case", TURNED)
 def test_either_model_can_be_the_wrong_one(case: Other) -> None:
     a, b, inputs = models(case)
     found = diagnose(b, a, inputs, probe=False)
     assert sorted(x.kind for x in found.findings) == sorted(case.found), str(found)
+    if "at" in case.rest:
+        places = [place for finding in found.findings for place in finding.where]
+        assert {place.layer for place in places} == {case.rest["at"]}, str(found)
 
 
 def test_which_of_them_counts_real_tokens_is_said() -> None:
@@ -41,6 +47,12 @@ def test_which_of_them_counts_real_tokens_is_said() -> None:
     real, places = "real tokens", "places, padding too"
     assert diagnose(a, b, inputs).findings[0].statement == words(places, real)
     assert diagnose(b, a, inputs).findings[0].statement == words(real, places)
+
+
+def test_projections_that_are_exchanged_are_said() -> None:
+    a, b, inputs = models(Other("buckets", ("key-value",), ()))
+    found = diagnose(a, b, inputs)
+    assert "the candidate makes k of the rows of v, v of the rows of k" in found.findings[0].statement
 
 
 @pytest.mark.parametrize("case", [*_some(LISTED, 5), *_some(UNLISTED, 4)])

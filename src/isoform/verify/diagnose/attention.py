@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Part, Site, values_of
+from isoform.verify.align import Model, Part, Site, values_of
 from isoform.verify.diagnose.case import Case, profile
 from isoform.verify.diagnose.cores import Core, allowed, open_padding, paired_heads
 from isoform.verify.diagnose.masks import explain_mask
@@ -38,7 +38,7 @@ def _check(case: Case, a: Site, b: Site) -> None:
     place = case.place("cross-attention" if a.cross else "self-attention", a.scores, b.scores)
     cores = _cores(case, a, b)
     if cores is None:
-        case.add("unexplained", place, _sizes(a), _sizes(b), b.scores)
+        case.add("unexplained", place, _sizes(case.a, a), _sizes(case.b, b), b.scores)
         return
     core_a, core_b = cores
     width = a.out.weight.shape[1]
@@ -75,8 +75,9 @@ def _shape(value: Tensor | None) -> str:
     return "values without a clear layout" if value is None else str(list(value.shape))
 
 
-def _sizes(site: Site) -> str:
-    return "projects to " + ", ".join(f"{sum(len(p.columns) for p in x)}" for x in (site.q, site.k, site.v))
+def _sizes(model: Model, site: Site) -> str:
+    found = [values_of(model, parts) for parts in (site.q, site.k, site.v)]
+    return "projects to " + ", ".join(_shape(value) for value in found)
 
 
 def _cores(case: Case, a: Site, b: Site) -> tuple[Core, Core] | None:
@@ -109,14 +110,20 @@ def _width(parts: list[Part]) -> int:
     return sum(len(p.columns) for p in parts)
 
 
+def _scored(a: Tensor, b: Tensor, keys: int) -> tuple[str, str]:
+    if a.shape[:-1] != b.shape[:-1]:
+        return f"scores {list(a.shape)}", f"scores {list(b.shape)}"
+    one, two = (f"{x.shape[-1] - keys:+} places" if x.shape[-1] != keys else "no other" for x in (a, b))
+    return f"scores the keys and {one}", f"scores them and {two}"
+
+
 def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     base_a, base_b = a.logits(a.given(q=0.0)), b.logits(b.given(q=0.0))
     if base_a.shape != base_b.shape:
         case.add(
             "unexplained",
             place,
-            f"scores {list(base_a.shape)}",
-            f"scores {list(base_b.shape)}",
+            *_scored(base_a, base_b, case.a.real(case.a.role(a.site.key)).shape[1]),
             b.site.scores,
         )
         beside(lambda kind, x, y, **e: case.add(kind, place, x, y, b.site.scores, **e), case, a, b)

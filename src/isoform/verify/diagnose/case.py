@@ -160,9 +160,7 @@ class Case:
         groups: dict[tuple[str, str, str, str], list[Raw]] = {}
         for raw in sorted(self.raw, key=lambda r: r.order):
             part = "" if raw.kind in ANYWHERE else raw.place.part
-            if part in ("self-attention", "cross-attention"):
-                part = "attention"
-            part = part.partition(" of expert ")[0]
+            part = part.removeprefix("self-").removeprefix("cross-").partition(" of expert ")[0]
             part = raw.hint or part  # with a hint of their own the same words are one cause
             groups.setdefault((raw.kind, part, raw.reference, raw.candidate), []).append(raw)
         found: list[Finding] = []

@@ -169,7 +169,7 @@ def _padding(pattern: Pattern) -> str:
 
 
 def _pattern(allowed: Tensor, queries: Tensor, keys: Tensor, cross: bool) -> Pattern:
-    batch, _, rows, columns = allowed.shape
+    rows, columns = allowed.shape[-2:]
     far = torch.arange(columns)[None] - torch.arange(rows)[:, None] - (0 if cross else columns - rows)
     real = keys[:, None, None, :].expand_as(allowed)
     ask = queries[:, None, :, None].expand_as(allowed)
@@ -181,7 +181,6 @@ def _pattern(allowed: Tensor, queries: Tensor, keys: Tensor, cross: bool) -> Pat
     own = real & ask & (((distance <= 0) & (distance >= -behind)) | cross)
     padding = float(allowed[padded].double().mean()) if bool(padded.any()) else 0.0
     share = float(allowed[own].double().mean()) if bool(own.any()) else 0.0
-    del batch
     return Pattern(ahead, behind, round(padding, 6), share)
 
 

@@ -60,7 +60,8 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
     foreign: dict[str, str | None] = {}
     if not bessel and not close(a.gain, b.gain, near):
         offset = b.gain - a.gain
-        if abs(abs(float(offset.mean())) - 1) < 10 * near and float(offset.std()) < 10 * near:
+        unit = _unit(case, a, b, 10 * near)
+        if unit is not None and float(offset.std()) < 10 * near * unit:
             more, less = "multiplies by 1 + w", "multiplies by w"
             up = float(offset.mean()) > 0
             add("norm-offset", less if up else more, more if up else less)
@@ -100,6 +101,20 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
             "uses another norm's" if known else "uses others, that are not in the checkpoint",
             found=foreign,
         )
+
+
+def _unit(case: Case, a: Step, b: Step, near: float) -> float | None:
+    """How much more one of two gains is, everywhere, if one multiplies by w and the other by 1 + w."""
+    assert a.gain is not None and b.gain is not None
+    more = float((b.gain - a.gain).mean())
+    if abs(abs(more) - 1) < near:
+        return 1.0
+    low = a.gain if more > 0 else b.gain  # both times a number that follows the norm
+    known = any(
+        v.shape == low.shape and v.is_floating_point() and close(v.double() * abs(more), low, near)
+        for v in case.a.recording.parameters.values()
+    )
+    return abs(more) if known else None
 
 
 def twice(once: Step, again: Step) -> bool:

@@ -26,6 +26,8 @@ def pair(a: Model, b: Model) -> None:
     sites_a, sites_b = a.structure.sites, b.structure.sites
     inners_a, inners_b = a.structure.inners, b.structure.inners
     _number(sites_a, sites_b, _same_site)
+    for one, two in pairs(sites_a, sites_b):  # one that reads its own stream in one of the models only
+        one.cross = two.cross = one.cross or two.cross
     _number(inners_a, inners_b, _same_inner)
     _number(a.structure.experts, b.structure.experts, _same_inner)
     unlike: dict[int, tuple[str, int]] = {}

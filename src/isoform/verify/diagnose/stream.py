@@ -202,9 +202,9 @@ def _read(case: Case, key: Key, ra: int, rb: int) -> list[tuple[Wire, Wire]]:
         return []
     given: dict[int, Tensor] = {}
     for _, one, two in terms:
-        found = a.of_node(one)
-        if found is None:
-            return []
+        found, own = a.of_node(one), b.of_node(two)
+        if found is None or own is None or found.shape[1] != own.shape[1]:
+            return []  # of another stream: what is made of it shows in what reads it
         given[two] = found
     wires = [
         (Wire((*key, "read"), "read", one, ra), Wire((*key, "read"), "read", two, rb))

@@ -12,6 +12,7 @@ from isoform.verify.align import Inner, Linear, Model, Part, Site, filled, value
 from isoform.verify.diagnose.biases import biases, output_bias, summed, total
 from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.norms import whose
+from isoform.verify.diagnose.packing import told, whose_rows
 from isoform.verify.diagnose.unary import gap
 from isoform.verify.rows import Rows, match_rows, rows_of, whole
 
@@ -22,7 +23,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
     """Query, key, value and output projections of an attention."""
     parts = {"q": (a.q, b.q), "k": (a.k, b.k), "v": (a.v, b.v)}
     everything = [(n, p) for n, p in a.parts()]
-    packed: list[str] = []
+    packed: dict[str, str | None] = {}
     whole_a, whole_b = biases(case.a, a), biases(case.b, b)
     case.biases[b.index] = whole_a, whole_b
     case.added[b.index] = {n: (whole_a[n][1], whole_b[n][1]) for n in whole_b if n in whole_a}
@@ -45,7 +46,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
         )
         among = match_rows(others, wb, case.tolerance)
         if wa.shape == wb.shape and among.complete:
-            packed.append(name)
+            packed[name] = whose_rows(everything, wb.shape[1], among.index)
             if name == "q":  # what stands for the queries is laid out as it is by the rotation
                 case.rows[("site", b.index, name)] = _repeated(case, b, among.index)
             if len(others) == sum(len(whole_a[n][0]) for n in whole_a):
@@ -59,14 +60,7 @@ def check_site(case: Case, a: Site, b: Site) -> None:
     _within_heads(case, b)
     if packed:
         place = case.place(f"{_kind(a)} projections", a.q[0].linear.node, b.q[0].linear.node)
-        case.add(
-            "qkv-packing",
-            place,
-            "takes " + _taken(a) + " from the packed projection",
-            "takes " + _taken(b) + " from it",
-            b.q[0].linear.node,
-            parts=packed,
-        )
+        case.add("qkv-packing", place, *told(a, b, packed), b.q[0].linear.node, parts=list(packed))
     if a.out is not None and b.out is not None:
         case.rows[("site", b.index, "out")] = _out(
             case, f"{_kind(a)} output projection", a.out, b.out, (a, b)
@@ -292,13 +286,3 @@ def _matrices(model: Model) -> Iterator[tuple[str, Tensor]]:
             yield name, value
         elif value.is_floating_point() and value.dim() == 3:
             yield from ((f"{name}[{i}]", matrix) for i, matrix in enumerate(value))
-
-
-def _taken(site: Site) -> str:
-    words: list[str] = []
-    for name, part in site.parts():
-        columns = part.columns
-        runs = (columns.diff() != 1).nonzero()[:, 0].tolist()
-        first = int(columns[0]), int(columns[runs[0]] if runs else columns[-1])
-        words.append(f"{name} from columns {first[0]}–{first[1]}" + (" and so on" if runs else ""))
-    return ", ".join(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.described import (
@@ -33,8 +34,9 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
     lost = [d for d in left if norms(d[2]) > norms(d[3]) and not unknown(d[2], d[3])]
     gained = [d for d in left if norms(d[2]) < norms(d[3]) and not unknown(d[2], d[3])]
     moved = bool(lost and gained)
-    before = [s for d in every if norms(d[2]) > norms(d[3]) for s in d[2] if s.gain is not None]
-    after = [s for d in every if norms(d[2]) < norms(d[3]) for s in d[3] if s.gain is not None]
+    gone = [(d, s) for d in every if norms(d[2]) > norms(d[3]) for s in d[2] if s.gain is not None]
+    come = [(d, s) for d in every if norms(d[2]) < norms(d[3]) for s in d[3] if s.gain is not None]
+    before, after = [s for _, s in gone], [s for _, s in come]
     strays = any(alike(x, y) for x in before for y in after)
     silent: dict[int, tuple[Wire, Wire, list[Step], list[Step]]] = {}
     spoken: set[int] = set()
@@ -64,7 +66,8 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
                 here = moved and not (strays and _stray(sa, sb, before, after))
                 kind = "norm-placement" if here or _is_added(wb) else "norm-missing"
                 place = _read_in(case, (wa, wb, sa, sb), left, place) if here else place
-                case.add(kind, place, f"{said_a} here", f"{said_b} here", wb.target)
+                words = f"{_told_norms(sa)} here", f"{_told_norms(sb)} here"
+                case.add(kind, place, *words, wb.target)
                 if not here and not _beside_gain(case, sa, sb):
                     _steps_differ(case, place, wa, wb, sa, sb)
                 else:
@@ -81,8 +84,17 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
             with case.within((wa.target, {wa.source, *wa.held}), (wb.target, {wb.source, *wb.held})):
                 case.add("unexplained", place, f"{_told(sa)} here", f"{_told(sb)} here", target)
     if moved:
+        _moved_differ(case, gone, come)
         case.raw = [r for r in case.raw if "twice in a row" not in r.reference + r.candidate]
         _joined(case)
+
+
+def _moved_differ(case: Case, gone: list[tuple[Described, Step]], come: list[tuple[Described, Step]]) -> None:
+    """A norm that moved, compared with itself."""
+    for (wa, wb, *_), y in come:
+        x = next((x for _, x in gone if alike(x, y)), None)
+        if x is not None:
+            norm_differs(case, place_of(case, wa, wb), wb.target, x, y)
 
 
 def _stray(a: list[Step], b: list[Step], before: list[Step], after: list[Step]) -> bool:
@@ -163,6 +175,10 @@ def _joined(case: Case) -> None:
         raw.place = dataclasses.replace(raw.place, part="norm: " + raw.place.part)
 
 
+def _told_norms(steps: list[Step]) -> str:
+    return _told([s for s in steps if s.kind == "norm"]) or "does not normalise"
+
+
 def _told(steps: list[Step]) -> str:
     return ", then ".join(_verb(str(s)) for s in steps)
 
@@ -177,12 +193,7 @@ def _is_added(wire: Wire) -> bool:
 
 def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], sb: list[Step]) -> None:
     """Both are made of the same kinds of steps; which of their values differ?"""
-    both = [
-        (x, y)
-        for x, y in zip(
-            [s for s in sa if s.kind == "norm"], [s for s in sb if s.kind == "norm"], strict=False
-        )
-    ]
+    both = _paired([s for s in sa if s.kind == "norm"], [s for s in sb if s.kind == "norm"])
     count = len(case.raw)
     entry = wb.source in case.b.structure.entries and wb.what == "trunk"
     for x, y in both:
@@ -201,6 +212,18 @@ def _steps_differ(case: Case, place: Place, wa: Wire, wb: Wire, sa: list[Step], 
     affine_a = next((s for s in sa if s.kind == "affine"), Step("affine"))
     affine_b = next((s for s in sb if s.kind == "affine"), Step("affine"))
     affine(case, place, wa, wb, affine_a, affine_b)
+
+
+def _paired(a: list[Step], b: list[Step]) -> list[tuple[Step, Step]]:
+    """Norms that correspond, in order; where one model has more of them, those whose gains are most alike."""
+    few, many = sorted((a, b), key=len)
+
+    def apart(chosen: tuple[Step, ...]) -> float:
+        gains = ((x.gain, y.gain) for x, y in zip(few, chosen, strict=True))
+        return sum(float((y - x).std()) for x, y in gains if x is not None and y is not None)
+
+    chosen = min(itertools.combinations(many, len(few)), key=apart)
+    return list(zip(a, chosen, strict=True) if few is a else zip(chosen, b, strict=True))
 
 
 def _times(a: Step, b: Step) -> float | None:

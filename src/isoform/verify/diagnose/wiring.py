@@ -156,7 +156,7 @@ def _explain(case: Case) -> bool:
             words = (later, sooner) if more[0] > more[1] else (sooner, later)
             case.add("parallel-residual", place, *words, rb)
             continue
-        if case.torn:
+        if case.torn or _lengths(case, ra, rb):
             continue
         words = f"reads a sum of {more[0]} contributions", f"reads a sum of {more[1]}"
         case.add("unexplained", place, *words, rb, hint=RESIDUAL)
@@ -180,6 +180,12 @@ def _turned(case: Case, reads: dict[Key, tuple[dict[Key, int], dict[Key, int]]])
 
 
 RESIDUAL = "a residual connection is missing, added or elsewhere: compare the sums before this part"
+
+
+def _lengths(case: Case, na: int, nb: int) -> bool:
+    """Whether two nodes hold different numbers of positions: of other streams, as the attention will say."""
+    one, two = case.a.of_node(na), case.b.of_node(nb)
+    return one is not None and two is not None and one.shape[1] != two.shape[1]
 
 
 def _left(ones: dict[Key, int], twos: dict[Key, int]) -> tuple[frozenset[Key], frozenset[Key]]:

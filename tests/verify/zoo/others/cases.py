@@ -11,6 +11,7 @@ from torch import nn
 
 from ..steps import randomise
 from .annotated import EncoderDecoder
+from .buckets import Buckets
 from .einsum import TimeFirst
 from .general import Bert
 from .nano import GPT
@@ -39,6 +40,15 @@ FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
     "relative-biased": (Relative, {"bias": True}, {"ids": IDS, "real": ~PADDED}),
     "relative-window": (Relative, {"window": 3}, {"ids": IDS, "real": ~PADDED}),
     "relative-prefix": (Relative, {"causal": True}, {"ids": IDS, "real": ~PADDED, "prefix_lengths": PREFIX}),
+    "buckets": (
+        Buckets,
+        {},
+        {
+            "input_ids": torch.cat([IDS, IDS.flip(0)], 1),
+            "attention_mask": (~torch.cat([PADDED.flip(1), PADDED], 1)).long(),
+            "decoder_input_ids": torch.cat([IDS.flip(1), IDS[:, :8]], 1),
+        },
+    ),
     "general-pooled": (Bert, {"pooled": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
 }
 
@@ -142,6 +152,12 @@ LISTED = [
     *_same("general-alibi", "alibi-slope", "norm-eps"),
     *_same("general-pooled", "pooling", "norm-eps", "activation"),
     Other("general-pooled", ("pooler-activation",), ("activation",)),
+    *_same("buckets", "weight-transpose", "norm-offset", "norm-missing", "norm-placement"),
+    Other("buckets", ("key-value",), ("qkv-packing",), "", {"side": "decoder", "at": 1}),
+    Other("buckets", ("norm-doubled",), ("norm-missing",)),
+    Other("buckets", ("norm-doubled", "norm-offset"), ("norm-missing", "norm-offset")),
+    Other("buckets", ("norm-placement", "norm-eps"), ("norm-placement", "norm-eps")),
+    Other("buckets", ("window",), ("sliding-window",), "self-attention"),
     *_same("sequential", "position-padding", "norm-missing", "parallel-residual", "pooling"),
     Other("sequential", ("norm-late", "norm-eps"), ("norm-eps",), "", {"at": 1}),
     Other("sequential-mean", ("norm-late", "norm-eps"), ("norm-placement", "norm-eps")),
@@ -209,6 +225,8 @@ UNLISTED = [
     Other("general", ("kind-missing",), ("unexplained",), "embedding"),
     Other("general", ("skip-missing",), ("unexplained",), "", {"at": 0}),
     Other("general", ("written-softmax",), ()),
+    Other("buckets", ("sink",), ("unexplained",), "self-attention"),
+    Other("buckets", ("own-keys",), ("unexplained",), "cross-attention", _AT),
     Other("sequential", ("norm-late",), ()),
     Other("sequential", ("token-shift",), ("unexplained",), "self-attention"),
     Other("sequential", ("skip-missing",), ("unexplained",)),
