@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.align import Inner, Linear, Model, Part, Site, filled, values_of
-from isoform.verify.diagnose.biases import biases, output_bias, summed, total
+from isoform.verify.diagnose.biases import NOTHING, biases, output_bias, summed, total
 from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.norms import whose
 from isoform.verify.diagnose.packing import told, whose_rows
@@ -205,7 +205,7 @@ def _bias(
         return
     if site is not None and not _seen(case, site[1], parts_b, b - expected):
         return
-    none_a, none_b = float(a.abs().max()) == 0, float(b.abs().max()) == 0
+    none_a, none_b = (float(x.abs().max()) <= NOTHING * size for x in (a, b))
     if none_a or none_b:
         case.add(
             kind,
@@ -221,7 +221,7 @@ def _bias(
         case.add(kind, place, "adds a bias", f"adds it {times:.6g} times", order, largest=size)  # type: ignore[arg-type]
     else:
         other = (expected - b).abs() > near
-        dropped = bool((b[other] == 0).all())
+        dropped = bool((b[other].abs() <= NOTHING * size).all())
         evidence = {"share_of_outputs": float(other.double().mean()), "largest": size}
         owner = whose(case, b)
         case.add(

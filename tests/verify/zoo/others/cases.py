@@ -158,7 +158,7 @@ LISTED = [
     Other("buckets", ("norm-doubled", "norm-offset"), ("norm-missing", "norm-offset")),
     Other("buckets", ("norm-placement", "norm-eps"), ("norm-placement", "norm-eps")),
     Other("buckets", ("window",), ("sliding-window",), "self-attention"),
-    *_same("sequential", "position-padding", "norm-missing", "parallel-residual", "pooling"),
+    *_same("sequential", "position-padding", "norm-missing", "parallel-residual", "pooling", "bias-missing"),
     Other("sequential", ("norm-late", "norm-eps"), ("norm-eps",), "", {"at": 1}),
     Other("sequential-mean", ("norm-late", "norm-eps"), ("norm-placement", "norm-eps")),
     Other("sequential-mean", ("norm-late",), ("norm-placement",)),

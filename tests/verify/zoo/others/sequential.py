@@ -51,7 +51,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         f, (b, n, _) = self.faults, x.shape
-        q, k, v = self.to_qkv(x).view(b, n, 3, H, D // H).permute(2, 0, 3, 1, 4)
+        qkv = self.to_qkv(x)
+        if "bias-missing" in f:  # taken off again
+            qkv = qkv - F.pad(self.to_qkv.bias[2 * D :], (2 * D, 0))
+        q, k, v = qkv.view(b, n, 3, H, D // H).permute(2, 0, 3, 1, 4)
         k = F.pad(k, (0, 0, 1, 0))[:, :, :-1] if "token-shift" in f else k
         dots = torch.einsum("bhid,bhjd->bhij", q, k) * (D // H) ** -0.5
         least = -torch.finfo(dots.dtype).max
