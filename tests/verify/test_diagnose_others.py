@@ -28,7 +28,7 @@ def test_sound_twins_are_not_accused(case: Other) -> None:
     assert not found.findings, str(found)
 
 
-TURNED = [c for c in (*LISTED, *UNLISTED) if c.form.startswith(("sequential", "buckets"))]
+TURNED = [c for c in (*LISTED, *UNLISTED) if c.form.startswith(("sequential", "buckets", "patches"))]
 
 
 @pytest.mark.parametrize("case", TURNED)

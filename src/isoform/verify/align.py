@@ -26,12 +26,19 @@ class Model:
         *,
         native: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
+        placed: bool = False,
     ) -> None:
         self.recording = recording
-        self.graph = Graph(recording, rounding, native=native, parameters=parameters)
+        self.graph = Graph(recording, rounding, native=native, parameters=parameters, placed=placed)
+        self._given = (rounding, native, parameters)
         self.structure = Structure(self.graph)
         self._roles: dict[int, str] = {}
         self.rename({})
+
+    def placed(self) -> Model:
+        """The same, where first vectors of more positions than the input begin with their positions added."""
+        rounding, native, parameters = self._given
+        return Model(self.recording, rounding, native=native, parameters=parameters, placed=True)
 
     def rename(self, given: Mapping[int, Key]) -> None:
         """Give keys to what is added to the stream, by the numbers of the parts.

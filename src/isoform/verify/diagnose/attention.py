@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isoform.verify.align import Model, Part, Site, values_of
 from isoform.verify.diagnose.case import Case, profile
-from isoform.verify.diagnose.cores import Core, allowed, open_padding, paired_heads
+from isoform.verify.diagnose.cores import Core, allowed, biased_norm, open_padding, paired_heads
 from isoform.verify.diagnose.masks import explain_mask
 from isoform.verify.diagnose.mixing import explain_mix, explain_order
 from isoform.verify.diagnose.report import Place
@@ -145,7 +145,8 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     heads = paired_heads(case, place, a, b)
     both = both[:, torch.arange(both.shape[1])]
     base_a, base_b = torch.where(both, base_a, 0.0), torch.where(both, base_b, 0.0)
-    if not a.opened and not b.opened:  # what is added may be counted from the mask
+    # What is added may be counted from the mask, and a norm's bias is no bias of scores.
+    if not any(core.opened or biased_norm(core) for core in (a, b)):
         explain_bias(case, place, a, b, base_a[:, heads], base_b, both, keys)
     count = len(case.raw)
     explain_scores(case, place, a, b, base_a, base_b, both, heads)

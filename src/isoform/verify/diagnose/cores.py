@@ -11,6 +11,7 @@ from isoform.verify.align import Model, Site, filled
 from isoform.verify.derivatives import derivatives
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.report import Place
+from isoform.verify.diagnose.unary import gap
 from isoform.verify.rows import Rows
 
 FORBIDDEN = 5e3
@@ -83,6 +84,14 @@ class Core:
         """Channels of a head."""
         value = self.model.graph.values[self.site.query]
         return value.shape[-1]
+
+
+def biased_norm(core: Core) -> bool:
+    """Whether queries are normalised and a bias is added: what they give at zero is none of the scores."""
+    zero = core.operand("q", core.given(q=0.0))
+    if not bool(zero.isfinite().all()) or float(zero.abs().max()) < 1e-9:
+        return False
+    return gap(*(core.operand("q", core.given(q=size)) for size in (1e5, 2e5))) < 1e-5
 
 
 def open_padding(core: Core) -> Tensor:

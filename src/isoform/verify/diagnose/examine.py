@@ -12,17 +12,20 @@ from isoform.errors import ShapeError
 from isoform.verify.align import Inner, Model, Site
 from isoform.verify.diagnose import attention, ending, feed_forward, loading, precision, stream, weights
 from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.lengths import OUTER
 from isoform.verify.diagnose.pairing import alone, pair, pairs
 from isoform.verify.diagnose.parts import Linear
 from isoform.verify.diagnose.report import Diagnosis
 from isoform.verify.diagnose.rounding import allowance, native, of_constants, result
 from isoform.verify.diagnose.structure import Structure
+from isoform.verify.diagnose.unary import gap
 
 _MASKS = frozenset(("mask-polarity", "cross-mask", "causality", "sliding-window"))
 
 
 def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
     """Compare two models on the values that they hold."""
+    a, b = _same_beginning(a, b)
     first, second = a.recording, b.recording
     rounding = a.graph.rounding or of_constants(first) or of_constants(second)
     ours, theirs = result(a), result(b)
@@ -67,6 +70,22 @@ def examine(a: Model, b: Model, *, latent: bool = False) -> Diagnosis:
         case.add("unexplained", place, "gives one result", "gives another", b.graph.output)
         findings = case.findings(latent=latent)
     return Diagnosis(first.subject, second.subject, "differs", tuple(findings), evidence)
+
+
+def _same_beginning(a: Model, b: Model) -> tuple[Model, Model]:
+    """Vectors may be put in front before positions are added in one model, and after that in the other."""
+    if not all(any(role.startswith(OUTER) for role in m.graph.lengths) for m in (a, b)):
+        return a, b
+    if _begin_alike(a, b):
+        return a, b
+    later = a.placed(), b.placed()
+    return next((pair for pair in ((a, later[1]), (later[0], b)) if _begin_alike(*pair)), (a, b))
+
+
+def _begin_alike(a: Model, b: Model) -> bool:
+    pairs = zip(a.structure.entries, b.structure.entries, strict=False)
+    values = [(a.of_node(x), b.of_node(y)) for x, y in pairs]
+    return all(x is not None and y is not None and gap(x, y) < 1e-6 for x, y in values)
 
 
 def run(case: Case) -> None:

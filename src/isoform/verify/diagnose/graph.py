@@ -38,6 +38,7 @@ class Graph:
         *,
         native: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
+        placed: bool = False,
     ) -> None:
         self.recording = recording
         self.native = native
@@ -68,6 +69,7 @@ class Graph:
         for role in [r for r in self.lengths if OUTER + r in self.lengths]:
             first = begin(self.values, self.live, self.useful, (self.batch, self.lengths[role]))
             if first is not None:
+                first = self._placed(first) if placed else first
                 above = self.ancestors([first])
                 self.entries = sorted([first, *(e for e in self.entries if e not in above)])
         self.users: dict[int, list[int]] = {n: [] for n in self.useful}
@@ -75,6 +77,13 @@ class Graph:
             for arg in self.args(number):
                 if number not in self.users[arg]:
                     self.users[arg].append(number)
+
+    def _placed(self, first: int) -> int:
+        """On to where positions have been added to the first vectors, if that is all that reads them."""
+        users = [n for n in self.useful if first in self.args(n) and self.live[n]]
+        if len(users) != 1 or self.nodes[users[0]].op != "add" or len(self.live_args(users[0])) != 1:
+            return first
+        return users[0]
 
     def args(self, number: int) -> list[int]:
         """The nodes that a node reads."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.diagnose.case import Case
-from isoform.verify.diagnose.cores import Core, allowed, columns_of, shared_heads
+from isoform.verify.diagnose.cores import Core, allowed, biased_norm, columns_of, shared_heads
 from isoform.verify.diagnose.query_norms import explain_norms
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.rotations import explain_turns, turning
@@ -106,6 +106,8 @@ def beside(add: Any, case: Case, a: Core, b: Core) -> None:
     scale_a, scale_b = measured_scale(a), measured_scale(b)
     if scale_a is not None and scale_b is not None and abs(scale_b / scale_a - 1) > 1e-5:
         add("attention-scale", *_scales(a, b, scale_b / scale_a), ratio=scale_b / scale_a)
+    if biased_norm(a) or biased_norm(b):
+        return  # a norm's bias is not turned as what it is added to
     turn_a, turn_b = turning(a), turning(b)
     if turn_a is not None and turn_b is not None:
         explain_turns(add, case, a, b, turn_a, turn_b)

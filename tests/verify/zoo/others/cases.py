@@ -15,6 +15,7 @@ from .buckets import Buckets
 from .einsum import TimeFirst
 from .general import Bert
 from .nano import GPT
+from .patches import Patches
 from .relative import Relative
 from .sequential import Sequential
 
@@ -40,6 +41,7 @@ FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
     "relative-biased": (Relative, {"bias": True}, {"ids": IDS, "real": ~PADDED}),
     "relative-window": (Relative, {"window": 3}, {"ids": IDS, "real": ~PADDED}),
     "relative-prefix": (Relative, {"causal": True}, {"ids": IDS, "real": ~PADDED, "prefix_lengths": PREFIX}),
+    "patches": (Patches, {}, {"x": torch.randn(3, 11, 10, generator=torch.Generator().manual_seed(3))}),
     "buckets": (
         Buckets,
         {},
@@ -152,6 +154,8 @@ LISTED = [
     *_same("general-alibi", "alibi-slope", "norm-eps"),
     *_same("general-pooled", "pooling", "norm-eps", "activation"),
     Other("general-pooled", ("pooler-activation",), ("activation",)),
+    *_same("patches", "qk-norm", "activation"),
+    Other("patches", ("front", "activation"), ("activation",), "feed-forward", {"at": 1}),
     *_same("buckets", "weight-transpose", "norm-offset", "norm-missing", "norm-placement"),
     Other("buckets", ("key-value",), ("qkv-packing",), "", {"side": "decoder", "at": 1}),
     Other("buckets", ("norm-doubled",), ("norm-missing",)),
@@ -225,6 +229,7 @@ UNLISTED = [
     Other("general", ("kind-missing",), ("unexplained",), "embedding"),
     Other("general", ("skip-missing",), ("unexplained",), "", {"at": 0}),
     Other("general", ("written-softmax",), ()),
+    Other("patches", ("front",), ()),
     Other("buckets", ("sink",), ("unexplained",), "self-attention"),
     Other("buckets", ("own-keys",), ("unexplained",), "cross-attention", _AT),
     Other("sequential", ("norm-late",), ()),
