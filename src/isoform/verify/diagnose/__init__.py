@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from torch import nn
 
@@ -100,12 +101,33 @@ def _with_latent(found: Diagnosis, probed: Diagnosis) -> Diagnosis:
     latent = tuple(f for f in probed.findings if f.kind not in known)
     if found.verdict == "differs" and not all(f.kind != "unexplained" for f in found.findings):
         latent = tuple(f for f in latent if f.kind != "unexplained")
+    found = dataclasses.replace(found, findings=tuple(_everywhere(f, probed) for f in found.findings))
     if not latent:
         return found
-    # With unit gains two norms in a row look like one with another ε.
-    more = [f for f in latent if f.kind in ("norm-missing", "norm-placement")]
-    norms = {(p.part, p.layer) for f in more for p in f.where}
-    kept = tuple(
-        f for f in found.findings if f.kind != "norm-eps" or not {(p.part, p.layer) for p in f.where} <= norms
-    )
+    kept = tuple(f for f in found.findings if not _hides(f, latent))
     return dataclasses.replace(found, verdict="differs", findings=(*kept, *latent))
+
+
+def _everywhere(finding: Finding, probed: Diagnosis) -> Finding:
+    """A finding with the places at which the probe alone shows it."""
+    same = (f for f in probed.findings if (f.kind, f.statement) == (finding.kind, finding.statement))
+    listed = finding.kind != "unexplained"
+    where = tuple(dict.fromkeys([*finding.where, *(p for f in same if listed for p in f.where)]))
+    return dataclasses.replace(finding, where=where)
+
+
+def _hides(finding: Finding, latent: tuple[Finding, ...]) -> bool:
+    """Whether these weights make one of the latent causes look like this finding."""
+    looks_like = {
+        # With unit gains two norms in a row look like one with another ε.
+        "norm-eps": ("norm-missing", "norm-placement"),
+        # Gains that are kept as 0 for 1 + 0 leave nothing where they are read as they are.
+        **(
+            dict.fromkeys(("norm-missing", "softcap"), ("norm-offset",))
+            if finding.evidence.get("ratio") in (0, math.inf)
+            else {}
+        ),
+    }
+    more = [f for f in latent if f.kind in looks_like.get(finding.kind, ())]
+    places = {(p.part, p.layer) for f in more for p in f.where}
+    return {(p.part, p.layer) for p in finding.where} <= places

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.align import Linear, Model, Part, Site, values_of
-from isoform.verify.diagnose.cores import Core, columns_of
+from isoform.verify.diagnose.cores import Core, held_columns
 from isoform.verify.diagnose.rotations import images
 from isoform.verify.diagnose.unary import gap
 
@@ -32,20 +32,47 @@ def added(core: Core, which: str) -> Tensor | None:
     value = core.inputs[which]
     own = core.operand(which, core.given())
     zero = core.operand(which, core.put(which, torch.zeros_like(value)))
-    if not bool(zero.isfinite().all()) or float(zero.abs().max()) <= NOTHING * float(own.abs().max()):
+    if bool(zero.isfinite().all()) and float(zero.abs().max()) <= NOTHING * float(own.abs().max()):
         return None
     twice = core.operand(which, core.put(which, 2 * value))
-    matrix, columns = images(core, which), columns_of(core, which)
+    matrix = images(core, which)
     if matrix is None or gap(twice - zero, 2 * (own - zero)) > 1e-9:
-        return None
+        return _in_front(core, which)
     vector = torch.zeros(value.shape[-1], dtype=torch.float64)
-    for head, own_columns in enumerate(columns[: matrix.shape[1]]):
+    for head, own_columns in enumerate(held_columns(core, which)):
         maps, sums = matrix[:, head].flatten(0, 2), zero[:, head].reshape(-1, 1)
         found = torch.linalg.lstsq(maps, sums, driver="gelsd").solution
         if gap(maps @ found, sums) > 1e-8:
             return None
         vector[own_columns] = found[:, 0]
     return vector
+
+
+def _in_front(core: Core, which: str) -> Tensor | None:
+    """Likewise where a norm follows: the vector is read off where each column is still what it was, moved."""
+    graph, value = core.model.graph, core.inputs[which]
+    width = value.shape[-1]
+    numbers = torch.arange(1, width + 1, dtype=torch.float64).expand_as(value)
+    node = {"q": core.site.query, "k": core.site.key, "v": core.site.value}[which]
+    for number in core.model.structure.chain(node)[1:]:
+        found: list[Tensor] = []
+        for given in (torch.zeros_like(value), numbers):
+            out = graph.evaluate(number, core.put(which, given))
+            rows = graph.canonical(out, width, number) if out.numel() == value.numel() else None
+            found += [] if rows is None or rows.shape != value.shape else [rows]
+        if len(found) < 2:
+            continue
+        zero, order = found[0], (found[1] - found[0])[0, 0]
+        index = order.round().long() - 1
+        if gap(order, index.double() + 1) > 1e-9 or not torch.equal(index.sort().values, torch.arange(width)):
+            continue
+        moved = (numbers[..., index] + zero[:1, :1]).expand_as(value)
+        if not bool(zero.any()) or gap(found[1], moved) > 1e-9:
+            return None
+        vector = torch.zeros(width, dtype=torch.float64)
+        vector[index] = zero[0, 0]
+        return vector
+    return None
 
 
 def biases(model: Model, site: Site) -> dict[str, tuple[Tensor, Tensor]]:

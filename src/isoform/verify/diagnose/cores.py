@@ -162,6 +162,12 @@ def _columns(core: Core, which: str) -> list[list[int]]:
     return [columns for columns in found for _ in range(shared)] if which != "q" else found
 
 
+def held_columns(core: Core, which: str) -> list[list[int]]:
+    """Likewise for each head that the operand itself holds: keys that heads share count once."""
+    columns = columns_of(core, which)
+    return columns[:: len(columns) // core.operand(which, core.given()).shape[1]]
+
+
 def _largest(core: Core, which: str) -> list[list[int]] | None:
     """For each head the columns that give the most to it, each by itself; None: not the same number each."""
     zero = torch.zeros_like(core.inputs[which])
@@ -244,6 +250,7 @@ def shared_heads(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | 
     moved = of_b if rows is None else [sorted(int(rows.index[c]) for c in columns) for columns in of_b]
     if all(sorted(of_a[int(heads[h])]) == sorted(moved[h]) for h in range(len(moved))):
         return None
+    moved = [moved[i] for i in heads.argsort().tolist()]  # in the order of A's heads
     groups_a, groups_b = _pattern(of_a), _pattern(moved)
     if groups_a is None or groups_b is None or len(set(groups_a)) != len(set(groups_b)):
         return None

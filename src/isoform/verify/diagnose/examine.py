@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from isoform.errors import ShapeError
 from isoform.verify.align import Inner, Model, Site
 from isoform.verify.diagnose import attention, ending, feed_forward, loading, precision, stream, weights
-from isoform.verify.diagnose.case import Case
+from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.lengths import OUTER
 from isoform.verify.diagnose.pairing import alone, pair, pairs
 from isoform.verify.diagnose.parts import Linear
@@ -152,13 +153,20 @@ def _unpaired(case: Case) -> None:
     same = case.b.sources_at(case.a.sources.get(first.out.out)) if lost and first.out is not None else None
     ends = case.a.graph.output, case.b.graph.output
     here, there = (node, ends[1] if same is None else same) if lost else (ends[0], node)
+    seen = first
+    if lost and same is not None:  # what A does not see as an attention may be one for B
+        seen = next((x for x in more if x.out is not None and x.out.out == same), first)
     part = "feed-forward"
-    if isinstance(first, Site):
-        part = "cross-attention" if first.cross else "self-attention"
+    if isinstance(seen, Site):
+        part = "cross-attention" if seen.cross else "self-attention"
     words = [f"has {len(s.sites)} attentions and {len(s.inners)} feed-forward networks" for s in (a, b)]
     if same is not None:
         words = [f"computes this as {part} does", "computes it in a way of its own"]
-    case.add("unexplained", case.place(part, here, there), words[0], words[1], there)
+        words = words if seen is first else words[::-1]
+    place = case.place(part, here, there)
+    if place.layer is None:
+        place = dataclasses.replace(place, layer=layer_of(case.b, there))
+    case.add("unexplained", place, words[0], words[1], there)
     case.torn = True
 
 

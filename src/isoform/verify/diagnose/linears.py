@@ -6,6 +6,7 @@ from torch import Tensor
 
 from isoform.verify.diagnose.graph import Graph
 from isoform.verify.diagnose.parts import Linear
+from isoform.verify.diagnose.pieces import pieces
 from isoform.verify.diagnose.rerun import VIEWS
 
 
@@ -48,7 +49,8 @@ def find_linears(graph: Graph) -> list[Linear]:
             out, more, bias_names = _with_bias(graph, number, matrix.shape[1])
             if more is not None:
                 bias, has = more, True
-        found.append(Linear(number, out, int(read_ref.name), matrix.t(), bias, has, names, bias_names))
+        linear = Linear(number, out, int(read_ref.name), matrix.t(), bias, has, names, bias_names)
+        found += [linear] if has else pieces(graph, linear) or [linear]
     return found
 
 

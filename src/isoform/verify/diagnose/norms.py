@@ -145,10 +145,14 @@ def _equal_eps(a: float, b: float) -> bool:
 def whose(case: Case, vector: Tensor) -> str | None:
     """The parameter of the reference that a vector is, up to 1 + w and a factor near one (n − 1 for n)."""
     for name, value in case.a.recording.parameters.items():
-        if value.dim() == 1 and value.shape == vector.shape and value.is_floating_point():
-            for shift in (0.0, 1.0):
-                own = value.double() + shift
-                factor = float((own * vector).sum() / own.square().sum().clamp(min=1e-30))
-                if 0.7 < factor < 1.4 and close(own * factor, vector, 1e-5):
-                    return name
+        if value.shape[-1:] != vector.shape or value.dim() > 2 or not value.is_floating_point():
+            continue
+        rows = value.double().reshape(-1, len(vector))  # one a layer, where they are stacked
+        for shift in (0.0, 1.0):
+            own = rows + shift
+            factors = (own * vector).sum(1) / own.square().sum(1).clamp(min=1e-30)
+            apart = (own * factors[:, None] - vector).abs().amax(1) / vector.abs().max().clamp(min=1e-30)
+            near = ((factors > 0.7) & (factors < 1.4) & (apart < 1e-5)).nonzero()[:, 0]
+            if len(near):
+                return name if value.dim() == 1 else f"{name}[{int(near[0])}]"
     return None

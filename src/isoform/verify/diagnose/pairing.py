@@ -82,14 +82,6 @@ def _realign(a: Model, b: Model) -> None:
     So a contribution that is lost, or one too many, doesn't keep what comes after it from being compared:
     each part is fed with the other model's values.
     """
-    for node in [n for n in b.structure.states if b.state_key(n) not in a.states]:
-        if b.state_key(node) in a.states:
-            continue
-        last = _last(b, node)
-        same = (k for k, n in a.states.items() if n in a.structure.states and _last(a, n) == last)
-        found = next((k for k in same if k not in b.states), None)
-        if last is not None and found is not None:
-            b.alias(node, found)
     for one, two in ((a, b), (b, a)):
         for key, node in list(one.states.items()):
             if key in two.states or node not in one.structure.sums:
@@ -99,6 +91,14 @@ def _realign(a: Model, b: Model) -> None:
                 two.structure.tops(n) == [out] for n, _ in two.structure.reads.values()
             ):
                 two.alias(out, key)
+    for node in [n for n in b.structure.states if b.state_key(n) not in a.states]:
+        if b.state_key(node) in a.states:
+            continue
+        last = _last(b, node)
+        same = (k for k, n in a.states.items() if n in a.structure.states and _last(a, n) == last)
+        found = next((k for k in same if k not in b.states), None)
+        if last is not None and found is not None:
+            b.alias(node, found)
 
 
 def _last(model: Model, state: int) -> Key | None:

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from isoform.verify.align import Model, Part
 from isoform.verify.diagnose.pairing import pairs
+from isoform.verify.diagnose.stored import Stored, Values, of_bias, vectors
 from isoform.verify.rows import Rows, match_rows, rows_of, whole
-
-Values = dict[str, Tensor]
 
 
 def alike(a: Model, b: Model) -> bool:
@@ -48,8 +47,9 @@ def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
     for one, two in _maps(a, b):
         if not any(_elsewhere(parts, sizes) for parts, sizes in zip((one, two), free, strict=True)):
             _biases(a, b, one, two, ours, theirs, generator)
+    given: tuple[set[object], set[object]] = set(), set()
     for one, two in _wires(a, b):
-        _vectors(a, b, one, two, ours, theirs, generator)
+        _vectors(a, b, one, two, ours, theirs, given, generator)
     return ours, theirs
 
 
@@ -89,17 +89,18 @@ def _bytes(value: Tensor) -> bytes:
 
 
 def _added(model: Model) -> set[str]:
-    """Parameters that are added to content, one number a feature, whatever axes they have."""
+    """Parameters that are vectors, one number a feature, whatever axes they have and how they are stacked."""
     graph, found = model.graph, set[str]()
     tokens = {graph.batch * length for length in graph.lengths.values()}
     for number in graph.useful:
-        node = graph.nodes[number]
-        static = [n for n in graph.args(number) if graph.static[n]]
-        names = [str(r.name) for r in node.refs() if r.kind == "parameter"] + graph.parameters(static)
-        if node.op == "add" and len(names) == 1 and len(graph.live_args(number)) == 1:
-            size = model.recording.parameters[names[0]].numel()
-            if any(graph.values[graph.live_args(number)[0]].numel() == n * size for n in tokens):
-                found.add(names[0])
+        node, live = graph.nodes[number], graph.live_args(number)
+        if node.op not in ("add", "sub", "mul", "div") or len(live) != 1:
+            continue
+        size = graph.values[live[0]].numel()
+        for ref in node.refs():
+            fixed = ref.kind == "parameter" or (ref.kind == "node" and graph.static[int(ref.name)])
+            if fixed and any(size == n * graph.value(ref).numel() for n in tokens):
+                found |= {str(ref.name)} if ref.kind == "parameter" else {*graph.parameters([int(ref.name)])}
     return found
 
 
@@ -157,40 +158,61 @@ def _biases(
         rows = Rows(torch.arange(len(wb)), torch.ones(len(wb), dtype=torch.float64))
         if float((wa - wb).abs().max()) > 1e-6 * float(wa.abs().max()):
             return
+    held = _held(a, one), _held(b, two)
+    if held[0] is None or held[1] is None:
+        return
     # A map that is used twice has its bias already.
-    had_a, had_b = _given(one, ours), _given(two, theirs)
+    had_a, had_b = _given(a, held[0], one, ours), _given(b, held[1], two, theirs)
     noise = 0.3 * torch.randn(len(wa), generator=generator, dtype=torch.float64)
     if had_a is not None:
         noise = had_a
     elif had_b is not None:
         noise[rows.index] = had_b / rows.scale
-    _put_bias(a, one, noise, ours)
-    _put_bias(b, two, rows.scale * noise[rows.index], theirs)
+    _put_bias(a, one, held[0], noise, ours)
+    _put_bias(b, two, held[1], rows.scale * noise[rows.index], theirs)
 
 
-def _given(parts: list[Part], values: Values) -> Tensor | None:
+def _held(model: Model, parts: list[Part]) -> list[Stored | None] | None:
+    """For each part where its map's bias stands, if it has one; None: of one that is not known."""
+    found = [of_bias(model, part.linear) for part in parts]
+    known = all(x is not None or not p.linear.has_bias for x, p in zip(found, parts, strict=True))
+    return found if known else None
+
+
+def _given(model: Model, held: list[Stored | None], parts: list[Part], values: Values) -> Tensor | None:
     """The biases that some maps have been given, None where they have not."""
     found: list[Tensor] = []
-    for part in parts:
-        names = part.linear.bias_names
-        if len(names) != 1 or names[0] not in values or values[names[0]].numel() != len(part.linear.bias):
+    for part, stored in zip(parts, held, strict=True):
+        if stored is None or stored.name not in values:
             return None
-        found.append(values[names[0]].reshape(-1)[part.columns])
+        found.append(stored.read(model, values)[part.columns])
     whole_bias = torch.cat(found)
     return whole_bias if bool((whole_bias != 0).all()) else None
 
 
 def _free(model: Model) -> set[int]:
-    """Sizes of parameters that are all zero and neither a map's bias nor a norm's: biases added elsewhere."""
-    taken = {name for linear in model.structure.linears for name in linear.bias_names}
-    for top, end in model.structure.trunk.items():
-        taken |= set(_used(model, end, top))
-    for read in model.reads.values():
-        for top in model.structure.tops(read):
-            taken |= set(_used(model, read, model.structure.trunk.get(top, top)))
-    parameters = model.recording.parameters
-    free = (parameters[n] for n in model.recording.trained if n in parameters and n not in taken)
-    return {p.numel() for p in free if bool((p == 0).all())}
+    """Sizes of vectors that are all zero and added neither by a map nor in the stream: biases, further on."""
+    graph, trunk = model.graph, model.structure.trunk
+    taken = {linear.out for linear in model.structure.linears}
+    ways = [(end, [top]) for top, end in trunk.items()]
+    ways += [(n, [trunk.get(t, t) for t in model.structure.tops(n)]) for n in model.reads.values()]
+    for end, tops in ways:
+        taken |= set() if end in tops else set(graph.region(end, tops))
+    found: set[int] = set()
+    for number in graph.useful - taken:
+        node = graph.nodes[number]
+        if node.op != "add" or len(graph.live_args(number)) != 1:
+            continue
+        for ref in node.refs():
+            fixed = ref.kind == "node" and graph.static[int(ref.name)]
+            names = (
+                [str(ref.name)]
+                if ref.kind == "parameter"
+                else graph.parameters([int(ref.name)] if fixed else [])
+            )
+            if any(n in model.recording.trained for n in names) and not bool(graph.value(ref).any()):
+                found.add(graph.value(ref).numel())
+    return found
 
 
 def _elsewhere(parts: list[Part], free: set[int]) -> bool:
@@ -198,94 +220,73 @@ def _elsewhere(parts: list[Part], free: set[int]) -> bool:
     return any(not p.linear.has_bias and len(p.columns) in free for p in parts)
 
 
-def _put_bias(model: Model, parts: list[Part], noise: Tensor, values: Values) -> None:
+def _put_bias(
+    model: Model, parts: list[Part], held: list[Stored | None], noise: Tensor, values: Values
+) -> None:
     at = 0
-    for part in parts:
-        names, width = part.linear.bias_names, len(part.columns)
-        if part.linear.has_bias and len(names) == 1:
-            name = names[0]
-            old = values.get(name, model.recording.parameters[name].double())
-            if old.numel() == part.linear.weight.shape[0]:
-                new = old.clone().reshape(-1)
-                new[part.columns] = noise[at : at + width]
-                values[name] = new.reshape(old.shape)
+    for part, stored in zip(parts, held, strict=True):
+        width = len(part.columns)
+        if stored is not None:
+            new = stored.read(model, values).clone()
+            new[part.columns] = noise[at : at + width]
+            stored.write(model, values, new)
         at += width
 
 
-def _wires(a: Model, b: Model) -> list[tuple[list[str], list[str]]]:
+def _wires(a: Model, b: Model) -> list[tuple[list[Stored], list[Stored]]]:
     """Vectors of parameters used between points of the stream that correspond, in order of use."""
-    found: list[tuple[list[str], list[str]]] = []
+    found: list[tuple[list[Stored], list[Stored]]] = []
     for key, node in a.states.items():
         other = b.states.get(key)
         if other is not None:
             ends = a.structure.trunk.get(node, node), b.structure.trunk.get(other, other)
-            found.append((_used(a, ends[0], node), _used(b, ends[1], other)))
+            found.append((vectors(a, ends[0], node), vectors(b, ends[1], other)))
     for key, node in a.reads.items():
         other = b.reads.get(key)
         if other is None:
             continue
-        sides: list[list[str]] = []
+        sides: list[list[Stored]] = []
         for model, read in ((a, node), (b, other)):
             tops = model.structure.tops(read)
             top = model.structure.trunk.get(tops[0], tops[0]) if len(tops) == 1 else read
-            sides.append(_used(model, read, top))
+            sides.append(vectors(model, read, top))
         found.append((sides[0], sides[1]))
     for x, y in pairs(a.structure.sites, b.structure.sites):
         for one, two in ((x.query, y.query), (x.key, y.key)):
-            found.append((_used(a, one, None), _used(b, two, None)))
+            found.append((vectors(a, one, None), vectors(b, two, None)))
     return found
-
-
-def _used(model: Model, target: int, source: int | None) -> list[str]:
-    if target == source:
-        return []
-    graph = model.graph
-    stops = model.structure.stops if source is None else {source}
-    found: dict[str, None] = {}
-
-    def visit(number: int) -> None:
-        for ref in graph.nodes[number].refs():
-            if ref.kind == "parameter":
-                found[str(ref.name)] = None
-            elif ref.kind == "node" and not graph.live[int(ref.name)]:
-                visit(int(ref.name))
-
-    for number in graph.region(target, stops):
-        visit(number)
-    parameters = model.recording.parameters
-    return [n for n in found if n in model.recording.trained and parameters[n].dim() == 1]
 
 
 def _vectors(
     a: Model,
     b: Model,
-    one: list[str],
-    two: list[str],
+    one: list[Stored],
+    two: list[Stored],
     ours: Values,
     theirs: Values,
+    given: tuple[set[object], set[object]],
     generator: torch.Generator,
 ) -> None:
-    """Gains and biases of norms that are all one or all zero."""
-    flat = [[n for n in names if _constant(m, n) is not None] for m, names in ((a, one), (b, two))]
+    """Gains and biases of norms that are all one or all zero; what has been given once stays so."""
     if len(one) != len(two):
         return
     for x, y in zip(one, two, strict=True):
-        if x not in flat[0] or y not in flat[1]:
-            continue
-        if x in ours or y in theirs:  # a norm that is used twice
-            ours.setdefault(x, theirs.get(y, a.recording.parameters[x].double()))
-            theirs.setdefault(y, ours[x])
-            continue
-        value_a, value_b = a.recording.parameters[x].double(), b.recording.parameters[y].double()
-        if value_a.shape != value_b.shape:
+        value_a, value_b = x.read(a, ours), y.read(b, theirs)
+        had = x.key in given[0], y.key in given[1]
+        flat = bool((value_a == value_a[0]).all()) or had[0], bool((value_b == value_b[0]).all()) or had[1]
+        if not all(flat) or value_a.shape != value_b.shape:
             continue
         noise = 0.3 * torch.randn(value_a.shape, generator=generator, dtype=torch.float64)
-        ours[x], theirs[y] = value_a + noise, value_b + noise
-
-
-def _constant(model: Model, name: str) -> float | None:
-    value = model.recording.parameters[name]
-    return float(value[0]) if bool((value == value[0]).all()) else None
+        if any(had):  # a norm that is used twice
+            if not had[0]:
+                x.write(a, ours, value_b)
+            if not had[1]:
+                y.write(b, theirs, value_a if had[0] else x.read(a, ours))
+        else:
+            x.write(a, ours, value_a + noise)
+            y.write(b, theirs, value_b + noise)
+        given[0].add(x.key)
+        given[1].add(y.key)
 
 
 def reweighted(model: Model, values: Mapping[str, Tensor]) -> Model:

@@ -80,8 +80,13 @@ def _diagonal(gram: Tensor) -> bool:
 
 
 def _gains(matrix: Tensor, early: bool) -> Tensor:
-    """The gains of the first head: rotations keep the size of a unit vector's image, or of a row."""
-    return matrix[0, 0, 0].norm(dim=0 if early else 1) / matrix.shape[-1] ** 0.5
+    """The gains of the first head: rotations keep the size of a unit vector's image, or of a row.
+
+    Their signs are those of the first position, that most rotations leave where it is.
+    """
+    first = matrix[0, 0, 0]
+    size = first.norm(dim=0 if early else 1) / matrix.shape[-1] ** 0.5
+    return torch.where(first.diagonal() < 0, -size, size)
 
 
 def _all_heads(core: Core) -> bool:

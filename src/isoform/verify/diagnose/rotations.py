@@ -113,7 +113,7 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
         return
     if len(one.pairs) != len(two.pairs):
         add("rope-partial", _width(one), _width(two))
-        _beside_width(add, one, two)
+        _beside_width(add, one, two, channels(case, a, b, "q"))
         return
     places = channels(case, a, b, "q")
     if places != channels(case, a, b, "k"):
@@ -153,12 +153,15 @@ def explain_turns(add: Any, case: Case, a: Core, b: Core, one: Turning, two: Tur
         add("rope-pairing", "gives its pairs of channels one order of angles", "gives them another")
 
 
-def _beside_width(add: Any, one: Turning, two: Turning) -> None:
+def _beside_width(add: Any, one: Turning, two: Turning, places: list[int]) -> None:
     """Pairs and theta of rotations of another width, where each has several pairs."""
     if min(len(one.pairs), len(two.pairs)) < 2:
         return
-    if {one.pairing, two.pairing} == {"half", "interleaved"}:
-        add("rope-pairing", f"pairs channels {_pairs(one)}", f"pairs them {_pairs(two)}")
+    # Rows may be laid out otherwise: the pairing is another if it is so in the order of either model's rows.
+    there = dataclasses.replace(one, pairs=[(places.index(i), places.index(j)) for i, j in one.pairs])
+    here = dataclasses.replace(two, pairs=[(places[i], places[j]) for i, j in two.pairs])
+    if all({x.pairing, y.pairing} == {"half", "interleaved"} for x, y in ((one, here), (there, two))):
+        add("rope-pairing", f"pairs channels {_pairs(one)}", f"pairs them {_pairs(here)}")
     fa, fb = (frequencies(turn).abs().sort(descending=True).values for turn in (one, two))
     steps, bases = (
         [float((f[0] / f[1]).pow(n)) for f, n in x]

@@ -17,6 +17,8 @@ from isoform.verify.diagnose.unary import gap
 
 SMALL = 1e-4
 
+BENT = "bends large scores in a way of its own"
+
 
 def explain_scores(
     case: Case, place: Place, a: Core, b: Core, base_a: Tensor, base_b: Tensor, both: Tensor, heads: Tensor
@@ -47,7 +49,13 @@ def explain_scores(
 
     small_a, small_b = small(a, base_a, normed_a)[:, heads], small(b, base_b, normed_b)
     cap_a, cap_b = _cap(one, small_a), _cap(two, small_b)
-    if (cap_a or cap_b) and not _same_cap(cap_a, cap_b):
+    own = [_bent(x, y) and cap is None for x, y, cap in ((one, small_a, cap_a), (two, small_b, cap_b))]
+    if own[0] != own[1] and not normed_a and not normed_b:  # a norm with a bias bends them too
+        words = [BENT if bent else _capped(cap) for bent, cap in zip(own, (cap_a, cap_b), strict=True)]
+        add("unexplained", *words, reference=cap_a, candidate=cap_b)
+        if gap(small_a, small_b) <= max(2e-5, case.tolerance):
+            return
+    elif (cap_a or cap_b) and not _same_cap(cap_a, cap_b):
         add("softcap", _capped(cap_a), _capped(cap_b), reference=cap_a, candidate=cap_b)
         if gap(small_a, small_b) <= max(2e-5, case.tolerance):
             return
@@ -183,7 +191,7 @@ def measured_scale(core: Core) -> float | None:
 
 def _cap(full: Tensor, small: Tensor) -> float | None:
     """The cap c of c·tanh(s / c), if scores are bent like that."""
-    if gap(full, small) < 1e-6:
+    if not _bent(full, small):
         return None
     low, high = 1e-3, 1e4
     x, y = small.abs().reshape(-1), full.abs().reshape(-1)
@@ -196,6 +204,10 @@ def _cap(full: Tensor, small: Tensor) -> float | None:
             low = middle
     cap = math.sqrt(low * high)
     return cap if gap(cap * torch.tanh(small / cap), full) < 1e-3 else None
+
+
+def _bent(full: Tensor, small: Tensor) -> bool:
+    return gap(full, small) >= 1e-6
 
 
 def _same_cap(a: float | None, b: float | None) -> bool:

@@ -41,7 +41,7 @@ def find_sites(graph: Graph, linears: list[Linear], stops: set[int]) -> list[Sit
 
 
 def _softmax_argument(graph: Graph, number: int) -> int | None:
-    """The argument of a softmax, also of one that is written out: exp(x) / Σ exp(x)."""
+    """The argument of a softmax, also of one that is written out: exp(x) / Σ exp(x), or / (… + Σ exp(x))."""
     node, live = graph.nodes[number], graph.live_args(number)
     if not graph.live[number]:
         return None
@@ -49,8 +49,11 @@ def _softmax_argument(graph: Graph, number: int) -> int | None:
         return live[0]
     if node.op != "div" or len(live) != 2 or graph.nodes[live[0]].op != "exp":
         return None
-    total = graph.nodes[live[1]]
-    inner = graph.live_args(live[1])
+    below = live[1]
+    if graph.nodes[below].op == "add":  # something more takes a share
+        below = next((n for n in graph.live_args(below) if graph.nodes[n].op == "sum"), below)
+    total = graph.nodes[below]
+    inner = graph.live_args(below)
     if total.op != "sum" or total.value.shape[-1] != 1 or not inner or graph.nodes[inner[0]].op != "exp":
         return None
     arguments = [graph.live_args(n) for n in (live[0], inner[0])]

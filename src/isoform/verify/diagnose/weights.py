@@ -221,17 +221,24 @@ def _bias(
         case.add(kind, place, "adds a bias", f"adds it {times:.6g} times", order, largest=size)  # type: ignore[arg-type]
     else:
         other = (expected - b).abs() > near
-        dropped = bool((b[other].abs() <= NOTHING * size).all())
         evidence = {"share_of_outputs": float(other.double().mean()), "largest": size}
         owner = whose(case, b)
+        drops_a, drops_b = (
+            bool((x[other].abs() <= NOTHING * size).all()) for x in (expected, b)
+        )
+        words = ("adds a bias", "adds another one")
+        if drops_a or drops_b:
+            words = (
+                ("adds no bias on some of the outputs" if drops_a else words[0]),
+                ("adds none on some of the outputs" if drops_b else "adds one on all"),
+            )
         case.add(
-            kind if dropped else "tie-lost",
+            kind if drops_a or drops_b else "tie-lost",
             place,  # type: ignore[arg-type]
-            "adds a bias",
-            "adds none on some of the outputs" if dropped else "adds another one",
+            *words,
             order,
             **evidence,
-            **({} if dropped or owner is None else {"found": owner}),
+            **({} if drops_a or drops_b or owner is None else {"found": owner}),
         )
 
 

@@ -66,8 +66,10 @@ def explain_wires(case: Case, wires: list[tuple[Wire, Wire]]) -> None:
                 here = moved and not (strays and _stray(sa, sb, before, after))
                 kind = "norm-placement" if here or _is_added(wb) else "norm-missing"
                 place = _read_in(case, (wa, wb, sa, sb), left, place) if here else place
+                lost = any(isinstance(s.scale, float) and not s.scale for s in (*sa, *sb))
+                evidence: dict[str, Any] = {"ratio": 0.0} if lost else {}
                 words = f"{_told_norms(sa)} here", f"{_told_norms(sb)} here"
-                case.add(kind, place, *words, wb.target)
+                case.add(kind, place, *words, wb.target, **evidence)
                 if not here and not _beside_gain(case, sa, sb):
                     _steps_differ(case, place, wa, wb, sa, sb)
                 else:
@@ -154,11 +156,12 @@ def _gained(described: Described) -> list[Step]:
 def _read_in(case: Case, this: Described, others: list[Described], place: Place) -> Place:
     """A norm that moved belongs to the layer that reads it in one of the models."""
     gains = [s.gain for s in (*this[2], *this[3]) if s.gain is not None]
+    layers: list[int | None] = []
     for wa, wb, sa, sb in others:
         found = [s.gain for s in (*sa, *sb) if s.gain is not None]
         if this[1].what != "read" and wb.what == "read" and any(close(x, y) for x in gains for y in found):
-            return dataclasses.replace(place, layer=place_of(case, wa, wb).layer)
-    return place
+            layers.append(place_of(case, wa, wb).layer)
+    return place if not layers or place.layer in layers else dataclasses.replace(place, layer=layers[0])
 
 
 def _joined(case: Case) -> None:
