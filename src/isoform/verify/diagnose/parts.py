@@ -13,25 +13,31 @@ class Box:
     """A block of a value: one expert's share of what is computed for all of them.
 
     Attributes:
-        sets: for each axis the places that belong to it, one but for two axes.
-        tokens, features: these two.
+        sets: for each axis the places that belong to it.
+        tokens: the axes of tokens, one or two.
+        features: that of features; all other axes have one place.
     """
 
     sets: tuple[Tensor, ...]
-    tokens: int
+    tokens: tuple[int, ...]
     features: int
 
     def take(self, value: Tensor) -> Tensor:
         """The block of a value, ``[tokens, features]``."""
-        block = value[torch.meshgrid(*self.sets, indexing="ij")]
-        return block.movedim((self.tokens, self.features), (-2, -1)).flatten(0, -3)[0]
+        block = value[torch.meshgrid(*self.sets, indexing="ij")].permute(self._order())
+        return block.reshape(-1, len(self.sets[self.features]))
 
     def put(self, value: Tensor, block: Tensor) -> Tensor:
         """The value with another block."""
-        new = value.clone()
-        ordered = block if self.tokens < self.features else block.t()
-        new[torch.meshgrid(*self.sets, indexing="ij")] = ordered.reshape([len(s) for s in self.sets])
+        new, order = value.clone(), self._order()
+        ordered = block.reshape([len(self.sets[axis]) for axis in order])
+        back = [order.index(axis) for axis in range(len(order))]
+        new[torch.meshgrid(*self.sets, indexing="ij")] = ordered.permute(back)
         return new
+
+    def _order(self) -> list[int]:
+        others = [axis for axis in range(len(self.sets)) if axis not in (*self.tokens, self.features)]
+        return [*others, *self.tokens, self.features]
 
 
 @dataclasses.dataclass(eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -25,11 +27,7 @@ def pieces(graph: Graph, linear: Linear) -> list[Linear]:
     Biases may be added to pieces, or to the whole while its pieces lie along an axis of their own.
     """
     found: dict[int, tuple[Tensor, Linear]] = {}
-    ways = _ways(graph, linear)
-    before = {n for way in ways if _added(graph, way) for n in way}
-    for way in ways if before else []:
-        added = next((i for i, n in enumerate(way) if graph.nodes[n].op == "add"), None)
-        nodes = [n for n in way if n not in before] if added is None else way[added:]
+    for nodes in branches(graph, linear.node, lambda n: _piece(graph, linear, n) is not None):
         piece = next(((n, p) for n in nodes if (p := _piece(graph, linear, n)) is not None), None)
         if piece is None:
             return []
@@ -39,15 +37,32 @@ def pieces(graph: Graph, linear: Linear) -> list[Linear]:
     return [piece for _, piece in found.values()] if once and len(found) > 1 else []
 
 
-def _ways(graph: Graph, linear: Linear) -> list[list[int]]:
-    """Ways from a product through what moves, splits and adds parameters, as far as a sum that is a piece."""
+def branches(graph: Graph, product: int, settled: Callable[[int], bool]) -> list[list[int]]:
+    """For each way that a product's numbers go the nodes they stand in alone; none if nothing is added.
+
+    Args:
+        graph: the model.
+        product: the node.
+        settled: whether a sum with parameters is the end of its way, or is split further.
+    """
+    ways = _ways(graph, product, settled)
+    before = {n for way in ways if _added(graph, way) for n in way}
     found: list[list[int]] = []
-    stack = [[linear.node]]
+    for way in ways if before else []:
+        added = next((i for i, n in enumerate(way) if graph.nodes[n].op == "add"), None)
+        found.append([n for n in way if n not in before] if added is None else way[added:])
+    return found if all(found) else []
+
+
+def _ways(graph: Graph, product: int, settled: Callable[[int], bool]) -> list[list[int]]:
+    """Ways through what moves, splits and adds parameters."""
+    found: list[list[int]] = []
+    stack = [[product]]
     while stack:
         way = stack.pop()
         users = [n for n in graph.users.get(way[-1], []) if graph.values[n].numel()]
         onward = [n for n in users if _moves(graph, n) or (_adds(graph, n) and not _added(graph, way))]
-        if _added(graph, way) and _piece(graph, linear, way[-1]) is not None:
+        if _added(graph, way) and settled(way[-1]):
             onward = []
         elif any(graph.nodes[n].op == "add" for n in onward) and len(users) > 1:
             return []  # read both as it is and with something added

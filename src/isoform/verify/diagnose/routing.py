@@ -17,7 +17,7 @@ from isoform.verify.align import Key, Model
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.expert_bodies import networks, try_out
 from isoform.verify.diagnose.parts import Router
-from isoform.verify.diagnose.rerun import VIEWS
+from isoform.verify.diagnose.pieces import MOVES
 from isoform.verify.diagnose.unary import gap
 
 CERTAIN = 60.0
@@ -120,9 +120,13 @@ def _experts_differ(case: Case, a: Router, b: Router, one: Measured, two: Measur
 
 
 def _bare(model: Model, node: int) -> int:
-    """Back over views: what the experts read too."""
-    while model.graph.nodes[node].op in VIEWS and model.graph.live_args(node):
-        node = model.graph.live_args(node)[0]
+    """Back over views and orders of axes: what the experts read too."""
+    graph = model.graph
+    while graph.nodes[node].op in MOVES and graph.live_args(node):
+        above = graph.live_args(node)[0]
+        if graph.values[above].numel() != graph.values[node].numel():
+            break
+        node = above
     return node
 
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from isoform.verify.derivatives import derivatives
 from isoform.verify.diagnose.graph import Graph
 from isoform.verify.diagnose.parts import Box, Inner, Linear, Router
-from isoform.verify.diagnose.rerun import VIEWS
+from isoform.verify.diagnose.pieces import branches
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-_ORDERS = ("permute", "transpose", "t")
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,7 +48,7 @@ def stacked_networks(graph: Graph, routers: list[Router], first: int) -> list[In
     found: list[Inner] = []
     for router in routers:
         before, inside = graph.ancestors([router.choice]), graph.ancestors([router.end])
-        products = [p for n in sorted(inside - before) if (p := _product(graph, n)) is not None]
+        products = [p for n in sorted(inside - before) for p in _products(graph, n)]
         by_out = {p.out: p for p in products}
         for last in products:
             tops = [by_out[n] for n in graph.sources(last.read, by_out)]
@@ -62,45 +61,38 @@ def stacked_networks(graph: Graph, routers: list[Router], first: int) -> list[In
     return found
 
 
-def _product(graph: Graph, number: int) -> _Product | None:
+def _products(graph: Graph, number: int) -> list[_Product]:
+    """A product with parameters; one for each piece, where it is split before these get biases."""
     node = graph.nodes[number]
     if node.op not in _PRODUCTS or not node.value.is_floating_point():
-        return None
+        return []
     refs = list(node.refs())[-2:]
     static = [r.kind != "node" or graph.static[int(r.name)] for r in refs]
     if static[0] == static[1] or not all(
         s or graph.live[int(r.name)] for r, s in zip(refs, static, strict=True)
     ):
-        return None
+        return []
     ref, other = refs if static[0] else (refs[1], refs[0])
     matrix = graph.value(ref)
     matrix = matrix if matrix.dim() == 3 else matrix[None]
     named = [str(ref.name)] if ref.kind == "parameter" else graph.parameters([int(ref.name)])
-    out, bias, names = number, None, list[str]()
-    for at in _onward(graph, number):
-        zero = graph.evaluate(at, {n: torch.zeros_like(graph.values[n]) for n in graph.live_args(number)})
-        out, bias, names = at, zero, [n for n in graph.parameters([at]) if n not in named]
-    return _Product(
-        number, out, int(other.name), matrix if static[0] else matrix.mT, bias, static[0], named, names
-    )
+    stood = matrix if static[0] else matrix.mT
+    found: list[_Product] = []
+    for out in _outs(graph, number):
+        bias, names = None, list[str]()
+        if graph.nodes[out].op in ("add", "addmm", "baddbmm"):
+            nothing = {n: torch.zeros_like(graph.values[n]) for n in graph.live_args(number)}
+            bias = graph.evaluate(out, nothing)
+            names = [n for n in graph.parameters([out]) if n not in named]
+        found.append(_Product(number, out, int(other.name), stood, bias, static[0], named, names))
+    return found
 
 
-def _onward(graph: Graph, number: int) -> list[int]:
-    """The sum with parameters that a product goes into alone; the product itself if it adds some."""
+def _outs(graph: Graph, number: int) -> list[int]:
+    """The sums with parameters that a product goes into alone, whole or in pieces; else itself."""
     if graph.nodes[number].op in ("addmm", "baddbmm"):
         return [number]
-    at = number
-    while len(graph.users.get(at, [])) == 1:
-        user = graph.users[at][0]
-        node = graph.nodes[user]
-        if node.op == "add" and len(graph.live_args(user)) == 1:
-            others = [r for r in node.refs() if not (r.kind == "node" and int(r.name) == at)]
-            named = others and all(r.kind == "parameter" or graph.static[int(r.name)] for r in others)
-            return [user] if named else []
-        if node.op not in VIEWS and node.op not in _ORDERS:
-            break
-        at = user
-    return []
+    return [nodes[0] for nodes in branches(graph, number, lambda _: True)] or [number]
 
 
 def _network(graph: Graph, last: _Product, tops: list[_Product], expert: int, number: int) -> Inner | None:
@@ -124,7 +116,8 @@ def _network(graph: Graph, last: _Product, tops: list[_Product], expert: int, nu
         weight, bias = rows
         sources.append(_linear(product, weight, bias, box, product.read))
     shape = graph.values[last.read].shape
-    read = Box(_entry(shape, expert), *((2, 1) if last.left else (1, 2)))
+    tokens, features = (2, 1) if last.left else (1, 2)
+    read = Box(_entry(shape, expert), (tokens,), features)
     bias = _bias(graph, last, expert)
     out = _linear(last, last.matrices[expert], bias, read, last.read)
     return Inner(number, out, sources, expert)
@@ -150,15 +143,17 @@ def _linear(product: _Product, weight: Tensor, bias: Tensor | None, box: Box, re
 
 
 def _box(used: Tensor, first: Tensor, tokens: int) -> Box | None:
-    """The block of a value that is used, with one axis of tokens and one of features."""
+    """The block of a value that is used, with one or two axes of tokens and one of features."""
     sets = [used.movedim(i, 0).flatten(1).any(1).nonzero()[:, 0] for i in range(used.dim())]
     if not all(len(s) for s in sets) or int(used.sum()) < 0.2 * torch.tensor([len(s) for s in sets]).prod():
         return None
     wide = [i for i, s in enumerate(sets) if len(s) > 1]
     ones = [i for i in wide if int(first.movedim(i, 0).flatten(1).any(1).sum()) == 1]
-    if len(wide) != 2 or len(ones) != 1 or len(sets[ones[0]]) != tokens:
+    if len(wide) - len(ones) != 1 or not 1 <= len(ones) <= 2:
         return None
-    return Box(tuple(sets), ones[0], next(i for i in wide if i != ones[0]))
+    if torch.tensor([len(sets[i]) for i in ones]).prod() != tokens:
+        return None
+    return Box(tuple(sets), tuple(ones), next(i for i in wide if i not in ones))
 
 
 def _rows(graph: Graph, product: _Product, box: Box) -> tuple[Tensor, Tensor | None] | None:
@@ -195,6 +190,7 @@ def _bias(graph: Graph, product: _Product, expert: int) -> Tensor | None:
 
 def _moved(graph: Graph, product: _Product, value: Tensor) -> Tensor:
     """Where the numbers of a product stand when its bias has been added, without the bias."""
-    if product.out == product.node or product.bias is None:
+    if product.out == product.node:
         return value
-    return graph.evaluate(product.out, {product.node: value}) - product.bias
+    moved = graph.evaluate(product.out, {product.node: value})
+    return moved if product.bias is None else moved - product.bias

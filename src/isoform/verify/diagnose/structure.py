@@ -139,11 +139,14 @@ class Structure:
 
     def _find_states(self, mixes: set[int]) -> None:
         graph = self.graph
+        # Results of experts that are added up one after the other are no stream.
+        mixed = {n for r in self.routers for n in graph.ancestors([r.end]) - graph.ancestors([r.choice])}
         candidates = [
             n
             for n, above in self.idom.items()
             if above == ROOT
             and n not in self.stops
+            and n not in mixed
             and graph.nodes[n].op in ("add", "sub", "addcmul", "lerp")
             and len(graph.live_args(n)) >= 2
         ]
