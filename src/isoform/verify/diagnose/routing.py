@@ -61,6 +61,7 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int], su
             given[tops_b[name]] = case.b.graph.shaped(value, tops_b[name], value.shape[-1])
     if a.linear.weight.shape != b.linear.weight.shape:
         return False
+    stream = dict(given)
     reads = _bare(case.a, a.linear.read), _bare(case.b, b.linear.read)
     value = case.a.of_node(reads[0])
     if value is not None and case.b.of_node(reads[1], value.shape[-1]) is not None:
@@ -85,6 +86,10 @@ def explain(case: Case, tops_a: Mapping[Key, int], tops_b: Mapping[Key, int], su
     if abs(factor - 1) > 1e-6:
         words_b += f", and multiplies by {factor:.6g} of the other's factor"
     if gap(one.weights, two.weights) < 1e-6 and abs(factor - 1) < 1e-6:
+        given = {
+            **stream,
+            b.end: case.b.graph.evaluate(b.end, given),
+        }  # what is read may be the stream itself
         return _by_reading(case, given, sums)
     place = case.place("choice of experts", a.choice, b.choice)
     different = float((one.weights - two.weights).abs().max())

@@ -97,17 +97,24 @@ def _outs(graph: Graph, number: int) -> list[int]:
 
 def _network(graph: Graph, last: _Product, tops: list[_Product], expert: int, number: int) -> Inner | None:
     """One expert; None where what it reads of the first maps is not one block of tokens by features."""
-    leaves = {p.out: graph.values[p.out].detach().clone().requires_grad_() for p in tops}
-    share = graph.evaluate(last.read, leaves)
-    share = share.reshape(len(last.matrices), *share.shape[-2:])[expert]
-    share = share.mT if last.left else share  # [N, f]
-    generator = torch.Generator().manual_seed(0)
-    share = share * torch.randn(share.shape, generator=generator, dtype=share.dtype)
-    every = derivatives(share.sum(), list(leaves.values()))
-    first = derivatives(share[0].sum(), list(leaves.values()))
+    used = [torch.zeros_like(graph.values[p.out]) for p in tops]
+    by_first = [torch.zeros_like(x) for x in used]
+    tokens = 0
+    for sign in (1.0, -1.0):  # what is cut off at zero is used on the other side
+        leaves = {p.out: (sign * graph.values[p.out]).detach().clone().requires_grad_() for p in tops}
+        share = graph.evaluate(last.read, leaves)
+        share = share.reshape(len(last.matrices), *share.shape[-2:])[expert]
+        share = share.mT if last.left else share  # [N, f]
+        share = share * torch.randn(
+            share.shape, generator=torch.Generator().manual_seed(0), dtype=share.dtype
+        )
+        tokens = len(share)
+        for total, rows in ((used, share), (by_first, share[0])):
+            for own, grad in zip(total, derivatives(rows.sum(), list(leaves.values())), strict=True):
+                own += 0.0 if grad is None else grad.nan_to_num().abs()
     sources: list[Linear] = []
-    for product, whole, one in zip(tops, every, first, strict=True):
-        box = None if whole is None or one is None else _box(whole != 0, one != 0, len(share))
+    for product, whole, one in zip(tops, used, by_first, strict=True):
+        box = _box(whole != 0, one != 0, tokens)
         if box is None:
             return None
         rows = _rows(graph, product, box)

@@ -223,9 +223,7 @@ def _bias(
         other = (expected - b).abs() > near
         evidence = {"share_of_outputs": float(other.double().mean()), "largest": size}
         owner = whose(case, b)
-        drops_a, drops_b = (
-            bool((x[other].abs() <= NOTHING * size).all()) for x in (expected, b)
-        )
+        drops_a, drops_b = (bool((x[other].abs() <= NOTHING * size).all()) for x in (expected, b))
         words = ("adds a bias", "adds another one")
         if drops_a or drops_b:
             words = (

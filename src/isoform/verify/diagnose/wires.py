@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.described import (
