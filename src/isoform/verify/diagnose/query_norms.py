@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from isoform.verify.diagnose.case import Case
-from isoform.verify.diagnose.cores import Core, columns_of
+from isoform.verify.diagnose.cores import Core, allowed, columns_of
 from isoform.verify.diagnose.rotations import centred, channels, images
 from isoform.verify.diagnose.unary import gap
 
@@ -50,6 +50,53 @@ def explain_norms(add: Any, case: Case, a: Core, b: Core) -> None:
                 name = "queries" if which == "q" else "keys"
                 add("qk-norm", f"multiplies {name} by one gain", "multiplies them by another")
             return
+
+
+def normed_scale(core: Core) -> float | None:
+    """What the product of a normalised query and a normalised key, gains included, is multiplied by.
+
+    None: it is not queries and keys of one head, normalised and perhaps turned afterwards, that meet.
+    """
+    factors = [_size(core, which) for which in ("q", "k")]
+    q, k = (core.operand(which, core.given()) for which in ("q", "k"))
+    base = core.logits(core.given(q=0.0))
+    scores = core.logits(core.given()) - base
+    if None in factors or scores.shape[:2] != q.shape[:2]:
+        return None
+    fine = allowed(base) & scores.isfinite()
+    found: list[float] = []
+    for head in range(q.shape[1]):
+        for other in k.unbind(1):  # which of them it reads is another question
+            raw, got = q[:, head] @ other.transpose(-1, -2), scores[:, head]
+            raw, got = raw[fine[:, head]], got[fine[:, head]]
+            ratio = float((raw * got).sum() / raw.square().sum().clamp(min=1e-30))
+            if ratio > 0 and gap(raw * ratio, got) < 1e-4:
+                found.append(ratio)
+                break
+    whole = len(found) == q.shape[1] and max(found) - min(found) < 1e-4 * max(found)
+    return found[0] * factors[0] * factors[1] if whole else None  # type: ignore[operator]
+
+
+def _size(core: Core, which: str) -> float | None:
+    """What normalised heads are multiplied by beside their gain, which is one of the model's parameters."""
+    value, columns = core.inputs[which], columns_of(core, which)
+    operand = core.operand(which, core.given())
+    columns = columns[:: max(1, len(columns) // operand.shape[1])]
+    if len({len(c) for c in columns}) != 1 or operand.shape[1] != len(columns):
+        return None
+    heads = torch.stack([value[..., c] for c in columns], 1)
+    plain = torch.ones(heads.shape[-1], dtype=heads.dtype)
+    if operand.shape != heads.shape:
+        return None
+    parameters = core.model.recording.parameters.values()
+    own = [v.double() for v in parameters if v.shape == plain.shape and v.is_floating_point()]
+    for x in (heads, heads - heads.mean(-1, keepdim=True)):
+        normed = x * x.square().mean(-1, keepdim=True).rsqrt()
+        for gain in (*own, *(1 + v for v in own), plain):
+            ratio = operand.norm(dim=-1) / (normed * gain).norm(dim=-1)
+            if float(ratio.std()) < 1e-4 * float(ratio.mean()):  # ε is hardly seen
+                return float(ratio.median())
+    return None
 
 
 def _eps(core: Core, whole: bool) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.cores import Core, allowed, biased_norm, columns_of, shared_heads
-from isoform.verify.diagnose.query_norms import explain_norms
+from isoform.verify.diagnose.query_norms import explain_norms, normed_scale
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.rotations import explain_turns, turning
 from isoform.verify.diagnose.unary import gap
@@ -111,9 +111,13 @@ def _by_distance(a: Core, b: Core, one: Tensor, two: Tensor, both: Tensor, heads
 
 def beside(add: Any, case: Case, a: Core, b: Core) -> None:
     """Scale and rotation, each model's by itself, where the scores cannot be compared any more."""
-    scale_a, scale_b = measured_scale(a), measured_scale(b)
-    if scale_a is not None and scale_b is not None and abs(scale_b / scale_a - 1) > 1e-5:
-        add("attention-scale", *_scales(a, b, scale_b / scale_a), ratio=scale_b / scale_a)
+    scales, near = [measured_scale(core) for core in (a, b)], 1e-5
+    if None in scales:
+        scales, near = [own or normed_scale(core) for own, core in zip(scales, (a, b), strict=True)], 1e-3
+    one, two = scales
+    if one is not None and two is not None and abs(two / one - 1) > near:
+        words = f"scales scores by {_named(one, a)}", f"scales them by {_named(two, b)}"
+        add("attention-scale", *words, ratio=two / one)
     if biased_norm(a) or biased_norm(b):
         return  # a norm's bias is not turned as what it is added to
     turn_a, turn_b = turning(a), turning(b)

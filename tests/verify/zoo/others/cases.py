@@ -143,6 +143,10 @@ LISTED = [
     ),
     *_same("einsum-encoder", "rope-pairing", "mask-polarity", "kv-head-order", "gate-order"),
     *_same("einsum-window", "sliding-window", "rope-frequency"),
+    Other(
+        "einsum", ("kv-head-order", "attention-scale"), ("kv-head-order", "attention-scale"), "", {"at": 0}
+    ),
+    Other("einsum", ("qk-norm", "attention-scale"), ("qk-norm", "attention-scale")),
     Other("einsum", ("rope-pairing", "gate-order"), ("rope-pairing", "gate-order"), "", {"at": 1}),
     *_same(
         "general",
