@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from isoform.verify.align import Linear
+from isoform.verify.align import Linear, Model
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.pooling import describe_pooling
 from isoform.verify.diagnose.report import Place
@@ -59,6 +60,8 @@ def _check(case: Case, top_a: int, top_b: int) -> None:
     if _scaled_before_bias(case, place, (la, lb), value, ours, top_b):
         return
     words_a, words_b = _describe(value, ours), _describe(value, found, factor)
+    if None in (words_a, words_b) and _bias_before(case, place, (top_a, top_b), value, ours, found):
+        return
     shift = _shift(value, found) if words_b is None else _shift(value, ours) if words_a is None else None
     if shift is not None and (words_a or words_b):
         words = {True: "adds no further vector to the logits", False: "adds one"}
@@ -108,6 +111,43 @@ def _scaled_before_bias(
     ]
     case.add("softcap", place, words[0], words[1], graph.output, ratio=factors[1] / factors[0])
     return True
+
+
+def _bias_before(
+    case: Case, place: Place, heads: tuple[int, int], value: Tensor, ours: Tensor, theirs: Tensor
+) -> bool:
+    """A vector that one model adds to the logits in front of a cap that both have."""
+    runs: list[Callable[[Tensor], Tensor | None]] = []
+    for model, top in zip((case.a, case.b), heads, strict=True):
+
+        def run(x: Tensor, model: Model = model, top: int = top) -> Tensor | None:
+            graph, width = model.graph, x.shape[-1]
+            out = graph.evaluate(graph.output, {top: graph.shaped(x, top, width)})
+            return graph.canonical(out, width, graph.output)
+
+        runs.append(run)
+    for plain, other, wanted, adds in ((*runs, theirs, 1), (*reversed(runs), ours, 0)):
+        zero = other(torch.zeros_like(value))
+        cap = _cap_of(plain, value)
+        if zero is None or cap is None or float(zero.abs().max()) >= cap:
+            continue
+        vector = cap * torch.atanh(zero[0, 0] / cap)
+        found = plain(value + vector)
+        if found is not None and gap(found, wanted) < 1e-6 and float(vector.abs().max()) > 1e-9:
+            words = "adds no further vector to the logits", "adds one before their cap"
+            size = float(vector.abs().max())
+            case.add("output-bias", place, words[1 - adds], words[adds], case.b.graph.output, largest=size)
+            return True
+    return False
+
+
+def _cap_of(run: Callable[[Tensor], Tensor | None], value: Tensor) -> float | None:
+    """The c of c·tanh(x / c): what numbers come to that are far beyond it."""
+    high, own = run(torch.full_like(value, 1e9)), run(value)
+    if high is None or own is None or not bool(high.isfinite().all()):
+        return None
+    cap = float(high.max())
+    return cap if 0 < cap < 1e8 and gap(cap * torch.tanh(value / cap), own) < 1e-6 else None
 
 
 def _head(case: Case, first: bool) -> int | None:

@@ -11,7 +11,16 @@ import torch
 
 from isoform.errors import ShapeError
 from isoform.verify.align import Inner, Model, Site
-from isoform.verify.diagnose import attention, ending, feed_forward, loading, precision, stream, weights
+from isoform.verify.diagnose import (
+    attention,
+    ending,
+    feed_forward,
+    loading,
+    masks,
+    precision,
+    stream,
+    weights,
+)
 from isoform.verify.diagnose.case import Case, layer_of
 from isoform.verify.diagnose.lengths import OUTER
 from isoform.verify.diagnose.pairing import alone, pair, pairs
@@ -108,13 +117,14 @@ def run(case: Case) -> None:
     _guarded(case, "stream", ends, lambda: stream.check(case))
     for x, y in sites:
         _guarded(case, "attention", (x.scores, y.scores), partial(attention.check, case, x, y))
+    masks.join_windows(case)
     for x, y in inners:
         _guarded(case, "feed-forward", (x.out.node, y.out.node), partial(feed_forward.check, case, x, y))
     _guarded(case, "result", ends, lambda: ending.check(case))
     loading.join(case)
-    masks = {r.place.layer for r in case.raw if r.kind in _MASKS}
+    layers = {r.place.layer for r in case.raw if r.kind in _MASKS}
     # Rows without anything to read are what such a mask leaves.
-    case.raw = [r for r in case.raw if r.kind != "masked-row-nan" or r.place.layer not in masks]
+    case.raw = [r for r in case.raw if r.kind != "masked-row-nan" or r.place.layer not in layers]
 
 
 def _beyond(case: Case) -> None:

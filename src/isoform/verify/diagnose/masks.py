@@ -98,6 +98,21 @@ def explain_mask(
         )
 
 
+def join_windows(case: Case) -> None:
+    """Windows that the models have in each other's layers are one deviation."""
+    found = [r for r in case.raw if r.kind == "sliding-window"]
+    pairs = {(r.reference, r.candidate) for r in found}
+    turned = sorted(p for p in pairs if p[::-1] in pairs)
+    if len(turned) != 2:
+        return
+    layers = [sorted({str(r.place.layer) for r in found if (r.reference, r.candidate) == p}) for p in turned]
+    narrow = min(turned[0], key=lambda words: "all earlier" in words)
+    words = [f"{narrow}, in layers {', '.join(layers[turned[k][0] != narrow])}" for k in (0, 1)]
+    for raw in found:
+        if (raw.reference, raw.candidate) in turned:
+            raw.reference, raw.candidate = words
+
+
 def _ahead(one: Pattern, two: Pattern, length: int, prefix: bool) -> str | None:
     """What it is called that they read another number of later positions; None: they don't."""
     if one.ahead == two.ahead:

@@ -28,9 +28,10 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
             b.site.mix,
         )
     if kv is not None or a.heads != b.heads:
+        _merge(case, place, a, b)
         return
     mixed_a, mixed_b = a.model.graph.values[a.site.mix], b.model.graph.values[b.site.mix]
-    if mixed_a.shape != mixed_b.shape and not _same_rows(b, mixed_a):
+    if mixed_a.shape != mixed_b.shape and not _same_rows(a, b, mixed_a):
         return
     # The same context in both: does the merge give the same?
     rows = case.rows.get(("site", b.site.index, "v"))
@@ -51,15 +52,23 @@ def explain_mix(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     if difference <= case.tolerance:
         _values(case, place, a, b, ours, role)
         return
-    clean_a, clean_b = _own_rows(a), _own_rows(b)
-    if clean_a != clean_b:
-        right, wrong = "puts the heads of a position side by side", "mixes positions when it merges heads"
-        case.add("head-merge", place, right if clean_a else wrong, right if clean_b else wrong, out_b.read)
+    if _merge(case, place, a, b):
         _factor(case, place, a, b)
     elif not explain_order(case, place, ours, theirs, out_b.read):
         case.add(
             "unexplained", place, "hands the context on in one way", "hands it on in another", out_b.read
         )
+
+
+def _merge(case: Case, place: Place, a: Core, b: Core) -> bool:
+    """Whether the merge of one model puts positions together that the other keeps apart."""
+    clean_a, clean_b = _own_rows(a), _own_rows(b)
+    if clean_a != clean_b:
+        assert b.site.out is not None
+        right, wrong = "puts the heads of a position side by side", "mixes positions when it merges heads"
+        words = right if clean_a else wrong, right if clean_b else wrong
+        case.add("head-merge", place, *words, b.site.out.read)
+    return clean_a != clean_b
 
 
 def explain_order(case: Case, place: Place, ours: Tensor, theirs: Tensor, order: int) -> bool:
@@ -77,12 +86,11 @@ def explain_order(case: Case, place: Place, ours: Tensor, theirs: Tensor, order:
 def _values(case: Case, place: Place, a: Core, b: Core, ours: Tensor, role: str) -> None:
     """B mixes its own values with A's weights: what A's output projection reads comes out, or not."""
     assert b.site.out is not None
-    weights, own = (c.model.graph.values[c.site.weights] for c in (a, b))
-    if weights.numel() != own.numel() or weights.shape[-2:] != own.shape[-2:]:
+    weights, read = _weights(a, b), b.site.out.read
+    if not weights:
         return
-    given = {**b.given(), b.site.weights: weights.reshape(own.shape)}
-    read = b.site.out.read
-    theirs = b.model.graph.canonical(b.model.graph.evaluate(read, given), ours.shape[-1], read)
+    theirs = b.model.graph.evaluate(read, {**b.given(), **weights})
+    theirs = b.model.graph.canonical(theirs, ours.shape[-1], read)
     if theirs is not None and case.differ(ours, theirs, role) > case.tolerance:
         case.add("unexplained", place, "hands values on in one way", "hands them on in another", b.site.value)
 
@@ -117,13 +125,25 @@ def _own_rows(core: Core) -> bool:
     return int(touched) <= 1
 
 
-def _same_rows(core: Core, mixed: Tensor) -> bool:
-    """Whether another model's mixed values are this one's in another shape."""
-    own = core.model.graph.evaluate(core.site.mix, core.given())
+def _same_rows(a: Core, b: Core, mixed: Tensor) -> bool:
+    """Whether A's mixed values are in another shape what B mixes with A's weights."""
+    own = b.model.graph.evaluate(b.site.mix, {**b.given(), **_weights(a, b)})
     if own.numel() != mixed.numel() or own.shape[-1] != mixed.shape[-1]:
         return False
     close = (mixed.reshape(own.shape) - own).abs().amax(-1) <= 1e-6 * own.nan_to_num().abs().max()
-    return float(close.double().mean()) > 0.5
+    return float(close.double().mean()) > 0.3  # with another layout hardly any would be
+
+
+def _weights(a: Core, b: Core) -> dict[int, Tensor]:
+    """A's weights where B has its own, if they have the same layout, there or at the softmax."""
+    places = [(a.site.weights, b.site.weights)]
+    if _used(a) and _used(b):
+        places.append((a.site.softmax, b.site.softmax))
+    for one, two in places:
+        weights, own = a.model.graph.values[one], b.model.graph.values[two]
+        if weights.numel() == own.numel() and weights.shape[-2:] == own.shape[-2:]:
+            return {two: weights.reshape(own.shape)}
+    return {}
 
 
 def _used(core: Core) -> bool:

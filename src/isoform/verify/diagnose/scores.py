@@ -155,7 +155,7 @@ def _ratio(a: Tensor, b: Tensor, both: Tensor, tolerance: float = 1e-5) -> float
 def _scales(a: Core, b: Core, ratio: float) -> tuple[str, str]:
     scale = measured_scale(a)
     if scale is None:
-        return "scales scores by 1 (relatively)", f"scales them by {ratio:.6g} of that"
+        return "scales scores by 1 (relatively)", f"scales them by {ratio:.4g} of that"
     return f"scales scores by {_named(scale, a)}", f"scales them by {_named(scale * ratio, a)}"
 
 
@@ -169,8 +169,8 @@ def _named(scale: float, core: Core) -> str:
         "1/d_head": 1 / width,
         "√d_head": width**0.5,
     }
-    known = next((f"{v:.6g} = {n}" for n, v in forms.items() if abs(v / scale - 1) < 1e-5), "")
-    return known or f"{scale:.6g}"
+    known = next((f"{v:.4g} = {n}" for n, v in forms.items() if abs(v / scale - 1) < 1e-5), "")
+    return known or f"{scale:.4g}"
 
 
 def measured_scale(core: Core) -> float | None:

@@ -17,6 +17,7 @@ from .general import Bert
 from .nano import GPT
 from .patches import Patches
 from .relative import Relative
+from .sandwich import Sandwich
 from .sequential import Sequential
 
 IDS = torch.randint(1, 33, (3, 11), generator=torch.Generator().manual_seed(4))
@@ -51,6 +52,8 @@ FORMS: dict[str, tuple[Callable[..., nn.Module], dict[str, Any], dict[str, Any]]
             "decoder_input_ids": torch.cat([IDS.flip(1), IDS[:, :8]], 1),
         },
     ),
+    "sandwich": (Sandwich, {}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
+    "sandwich-left": (Sandwich, {}, {"input_ids": IDS, "attention_mask": (~PADDED.flip(1)).long()}),
     "general-pooled": (Bert, {"pooled": True}, {"input_ids": IDS, "attention_mask": (~PADDED).long()}),
 }
 
@@ -83,6 +86,8 @@ def models(case: Other) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
     if case.form.endswith("-small"):  # as far from the probe's weights as at the start of training
         for weight in a.parameters():
             weight.data *= 0.1 if weight.dim() > 1 else 1.0
+    if isinstance(a, Sandwich):
+        return a, a.ported(*case.faults, **case.rest).eval(), inputs
     b = kind(*case.faults, **config, **case.rest)
     b.load_state_dict(a.state_dict(), strict=not case.rest.get("together", False))
     if case.rest.get("together"):
@@ -198,6 +203,28 @@ LISTED = [
 ]
 
 _AT = {"at": 1}
+LISTED += [
+    *_same(
+        "sandwich",
+        *("norm-eps", "norm-offset", "rope-frequency", "rope-partial", "rope-pairing", "kv-head-order"),
+        *("attention-scale", "softcap", "causality", "sliding-window", "head-merge", "gate-order"),
+        *("activation", "norm-missing", "parallel-residual", "embedding-scale", "output-bias"),
+    ),
+    *(Other("sandwich-left", (x,), (x,), "", _AT) for x in ("mask-polarity", "head-merge", "softcap")),
+    Other("sandwich", ("cap-value",), ("softcap",), "self-attention", _AT),
+    Other("sandwich", ("sliding-lost",), ("sliding-window",), "self-attention", {"at": 2}),
+    Other("sandwich", ("sliding-layers",), ("sliding-window",)),
+    Other("sandwich", ("norm-missing-behind",), ("norm-placement",), "sum of the stream", _AT),
+    Other("sandwich", ("norm-instance",), ("norm-missing",), "stream as read by feed-forward"),
+    Other("sandwich", ("residual-scale",), ("softcap",), "sum of the stream", _AT),
+    Other("sandwich", ("final-norm",), ("norm-missing",)),
+    Other("sandwich", ("logit-cap",), ("softcap",), "result"),
+    # What is behind the scores is compared also where they differ.
+    Other("sandwich", ("cap-value", "head-merge"), ("softcap", "head-merge"), "self-attention", _AT),
+    Other("sandwich", ("kv-head-order", "head-merge"), ("kv-head-order", "head-merge"), "", _AT),
+    Other("sandwich", ("attention-scale", "norm-missing-behind"), ("attention-scale", "norm-placement")),
+    Other("sandwich", ("sliding-layers", "output-bias"), ("sliding-window", "output-bias")),
+]
 UNLISTED = [
     # A sum that is lost does not hide what comes behind it.
     Other("nano", ("skip-missing", "activation"), ("unexplained", "activation"), "", _AT),
@@ -242,6 +269,12 @@ UNLISTED = [
     Other("sequential", ("ids-shift",), ("decode-protocol",), "embedding"),
     Other("sequential", ("layer-order",), ("unexplained",)),
     Other("sequential-mean", ("layer-twice",), ("tie-lost",), "self-attention", _AT),
+    Other("sandwich", ("head-dropped",), ("unexplained",), "self-attention", _AT),
+    Other("sandwich", ("value-scale",), ("unexplained",), "self-attention", _AT),
+    *(Other("sandwich", (x,), ("unexplained",), "feed-forward", _AT) for x in ("sign", "mean-out")),
+    Other("sandwich", ("token-shift",), ("unexplained",), "stream as read by attention", _AT),
+    Other("sandwich", ("layers-swapped",), ("unexplained",)),
+    Other("sandwich", ("rope-frequency", "value-scale"), ("rope-frequency", "unexplained")),
     Other("relative", ("late-scale",), ("unexplained",), "self-attention", _AT),
     Other("relative", ("quiet-padding", "late-scale"), ("unexplained",), "self-attention", _AT),
 ]
