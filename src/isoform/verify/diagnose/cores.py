@@ -250,8 +250,15 @@ def shared_heads(case: Case, a: Core, b: Core, which: str) -> tuple[str, str] | 
     moved = of_b if rows is None else [sorted(int(rows.index[c]) for c in columns) for columns in of_b]
     if all(sorted(of_a[int(heads[h])]) == sorted(moved[h]) for h in range(len(moved))):
         return None
-    moved = [moved[i] for i in heads.argsort().tolist()]  # in the order of A's heads
-    groups_a, groups_b = _pattern(of_a), _pattern(moved)
+    # Heads in the order of their queries' channels: products may hold them in another.
+    of_queries = columns_of(a, "q"), columns_of(b, "q")
+    index = case.rows.get(("site", b.site.index, "q"))
+    order_a = sorted(range(len(of_a)), key=lambda h: of_queries[0][h])
+    order_b = sorted(
+        range(len(moved)),
+        key=lambda h: [c if index is None else int(index.index[c]) for c in of_queries[1][h]],
+    )
+    groups_a, groups_b = _pattern([of_a[h] for h in order_a]), _pattern([moved[h] for h in order_b])
     if groups_a is None or groups_b is None or len(set(groups_a)) != len(set(groups_b)):
         return None
     return (f"gives its heads the key–value heads {_row(groups_a)}", f"gives them {_row(groups_b)}")

@@ -116,11 +116,8 @@ def _own_rows(core: Core) -> bool:
     rows = graph.canonical(out, width, core.site.out.read)
     assert rows is not None
     (grad,) = torch.autograd.grad(rows[0, 0].sum(), context)
-    length = graph.values[core.site.scores].shape[-2 if core.site.key_columns else -1]
-    length = (
-        length if grad.shape[-2] != core.heads * rows.shape[1] else rows.shape[1]
-    )  # one head below another
-    flat = grad.reshape(graph.batch, -1, length, grad.shape[-1])
+    # One head may lie below another, or beside it: times come last but one, or are part of that axis.
+    flat = grad.reshape(graph.batch, -1, rows.shape[1], grad.shape[-1])
     touched = (flat[0].abs().sum((0, 2)) > 0).sum()
     return int(touched) <= 1
 

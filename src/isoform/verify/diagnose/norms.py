@@ -10,6 +10,7 @@ from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import Step, close
 from isoform.verify.diagnose.wiring import Wire
 
+
 def beside_attention(case: Case, wire: Wire) -> bool:
     """Whether a feed-forward network reads the same point of the stream as an attention, in both models."""
     if wire.what != "read" or wire.name[0] not in ("inner", "other"):  # other: a network of experts

@@ -100,7 +100,7 @@ class Sandwich(nn.Module):
 
 
 class Packed(nn.Module):
-    """The same from one dictionary of tensors, time first, groups by einsum, a layer's norms in one tensor."""
+    """The same from one dictionary of tensors, time first, groups by einsum, norms kept together."""
 
     def __init__(self, a: Sandwich, faults: Faults, at: int | None) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Packed(nn.Module):
         m, n = torch.arange(t)[:, None], torch.arange(t)
         allowed = ((n <= m) | ("causality" in f))[None] & (real | ("mask-polarity" in f))[:, None]
         if i % 2 == ("sliding-layers" in f) and "sliding-lost" not in f:
-            allowed = allowed & (n > m - WINDOW - ("sliding-window" in f))
+            allowed = allowed & (n > m - WINDOW - int("sliding-window" in f))
         w = (s + torch.zeros(allowed.shape).masked_fill(~allowed, -1e9)[:, None, None]).softmax(-1)
         if "head-dropped" in f:
             w = torch.cat([w[:, :, :-1], w[:, :, -1:] * 0], 2)
@@ -170,8 +170,8 @@ class Packed(nn.Module):
             y = torch.cat([y[:1], y[:-1]], 0) if "token-shift" in f else y
             y = self.by("o", i, self.attend(y, i, places, real, f))
             y = y if "norm-missing-behind" in f else rms(y, behind, f)
-            x = x + (0.7 * y if "residual-scale" in f else y)
-            y = x - y if "parallel-residual" in f else x
+            before_sum, x = x, x + (0.7 * y if "residual-scale" in f else y)
+            y = before_sum if "parallel-residual" in f else x
             y = y if "norm-missing" in f else rms(y, before if "norm-instance" in f else before_mlp, f)
             x = x + rms(self.feed_forward(y, i, f), behind_mlp, f)
         x = (
