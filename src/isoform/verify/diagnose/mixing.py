@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isoform.verify.derivatives import derivatives
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.cores import Core, shared_heads, silent_heads
 from isoform.verify.diagnose.report import Place
@@ -107,19 +108,21 @@ def _factor(case: Case, place: Place, a: Core, b: Core) -> None:
 
 
 def _own_rows(core: Core) -> bool:
-    """Whether what the output projection reads at the first position comes from that query alone."""
+    """Whether what the output projection reads at a position comes from the query there alone."""
     assert core.site.out is not None
-    graph = core.model.graph
-    context = graph.values[core.site.mix].detach().clone().requires_grad_()
-    out = graph.evaluate(core.site.out.read, {core.site.mix: context})
-    width = core.site.out.weight.shape[1]
-    rows = graph.canonical(out, width, core.site.out.read)
+    graph, read = core.model.graph, core.site.out.read
+    leaves = [part.linear.out for part in core.site.q]
+    given = {n: v.detach().requires_grad_(n in leaves) for n, v in core.given().items()}
+    rows = graph.canonical(graph.evaluate(read, given), core.site.out.weight.shape[1], read)
     assert rows is not None
-    (grad,) = torch.autograd.grad(rows[0, 0].sum(), context)
-    # One head may lie below another, or beside it: times come last but one, or are part of that axis.
-    flat = grad.reshape(graph.batch, -1, rows.shape[1], grad.shape[-1])
-    touched = (flat[0].abs().sum((0, 2)) > 0).sum()
-    return int(touched) <= 1
+    last = int(core.model.real(core.model.role(core.site.query))[0].nonzero()[-1])
+    found = derivatives(rows[0, last].sum(), [given[n] for n in leaves])
+    for part, grad in zip(core.site.q, found, strict=True):  # keys and values may come of the same map
+        own = None if grad is None else graph.canonical(grad, part.linear.weight.shape[0], part.linear.out)
+        touched = None if own is None else own[0][:, part.columns].nan_to_num().abs().amax(-1) > 0
+        if touched is not None and bool(touched.nonzero().ne(last).any()):
+            return False
+    return True
 
 
 def _same_rows(a: Core, b: Core, mixed: Tensor) -> bool:
