@@ -11,6 +11,7 @@ from isoform.verify.comparison import Comparison, Row
 from isoform.verify.diagnose.case import layer_of
 from isoform.verify.dump import Dump, compare_dump
 from isoform.verify.gradients import gradients
+from isoform.verify.inner_padding import same_padding
 from isoform.verify.measure import coarsest, lines, perturbed, pieces, relative, rounding, verdict
 from isoform.verify.points import Point, points, values
 from isoform.verify.record import Recording, recorded
@@ -49,7 +50,7 @@ def compare(
         return _with_dump(reference, candidate, inputs, candidate_inputs, backward, in_memory)
     theirs = inputs if candidate_inputs is None else candidate_inputs
     first = recorded(reference, inputs, "reference", in_memory)
-    second = laid_out(recorded(candidate, theirs, "candidate", in_memory), first)
+    first, second = same_padding(first, laid_out(recorded(candidate, theirs, "candidate", in_memory), first))
     a, b = Model(first, native=True), Model(second, native=True)
     _same_content(a, b)
     pairs = points(a, b)

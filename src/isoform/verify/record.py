@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from isoform.errors import DataError, IsoformError
+from isoform.verify.inner_padding import real_tokens
 from isoform.verify.recorder import Recorder
 from isoform.verify.recording import Node, Recording, Ref
 from isoform.verify.spool import IN_MEMORY
@@ -82,7 +83,7 @@ def _run(subject: Subject, in_memory: int) -> Recording:
     roles = _roles(subject, main_tensor(result))
     for stream, role in zip(subject.streams, roles, strict=True):
         name = f"{role}: real"
-        recorder.inputs[name] = subject.real(stream)
+        recorder.inputs[name] = real_tokens(subject, stream)
         reals[role] = name
         ids = f"{stream.name}.ids"
         contents[role] = ids if ids in recorder.inputs else stream.name

@@ -46,6 +46,7 @@ _GENERIC_MASKS: tuple[tuple[str, MaskTruth], ...] = (
     ("real", "real"),
     ("mask", "real"),
 )
+_WORDS = ("mask", "pad", "keep", "valid", "real", "attn", "attend")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,12 @@ def find_streams(
         ShapeError: nothing looks like one.
     """
     found: list[Stream] = []
+    contents = {n: v for n, v in kwargs.items() if isinstance(v, Tensor) and _is_content(v)}
+    flags = {n for n, v in contents.items() if n not in _MASKS and _is_flag(v)}
+    shapes = {v.shape[:2] for n, v in contents.items() if n not in flags}
     for name, value in kwargs.items():
+        if name in flags and value.shape in shapes:
+            continue  # masks and segments, whatever they are called
         if isinstance(value, Tokens):
             found.append(Stream(name, _role(name), name, "real"))
         elif isinstance(value, Tensor) and (name in _MASKS or _reads(name, value, bool(found))):
@@ -136,6 +142,19 @@ def _generic_mask(
             square = isinstance(given, Tensor) and given.shape != shape
             if not square:
                 return mask, truth
+    return _mask_by_form(kwargs, shape)
+
+
+def _mask_by_form(kwargs: Mapping[str, Any], shape: torch.Size) -> tuple[str | None, MaskTruth]:
+    """A padding mask of another name: rows that change once, at their padding, beside one that has none."""
+    for name, given in kwargs.items():
+        fits = isinstance(given, Tensor) and given.shape == shape and _is_flag(given)
+        if not fits or not (given.dtype == torch.bool or any(w in name.lower() for w in _WORDS)):
+            continue
+        changes = (given[:, 1:] != given[:, :-1]).sum(1)
+        even = given[changes == 0].bool()
+        if int(changes.max()) == 1 and len(even) and bool(even.all()) != bool((~even).all()):
+            return name, "real" if bool(even.all()) else "padding"
     return None, "real"
 
 
@@ -149,6 +168,10 @@ def _is_content(value: Tensor) -> bool:
     if value.dtype == torch.bool:
         return False
     return value.dim() == 3 if value.is_floating_point() else value.dim() == 2
+
+
+def _is_flag(value: Tensor) -> bool:
+    return not value.is_floating_point() and bool(((value == 0) | (value == 1)).all())
 
 
 def _truth(mask: Tensor, default: MaskTruth) -> MaskTruth:

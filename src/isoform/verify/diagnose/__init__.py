@@ -14,6 +14,7 @@ from isoform.verify.diagnose.longer import longer
 from isoform.verify.diagnose.probe import alike, fixed, other_weights, reweighted
 from isoform.verify.diagnose.report import Diagnosis, Finding, Place
 from isoform.verify.diagnose.rounding import coarser
+from isoform.verify.inner_padding import same_padding
 from isoform.verify.record import Recording, recorded
 from isoform.verify.recording import laid_out
 from isoform.verify.spool import IN_MEMORY
@@ -57,7 +58,7 @@ def diagnose(
     theirs = inputs if candidate_inputs is None else candidate_inputs
     first = recorded(reference, inputs, "reference", IN_MEMORY)
     plain = recorded(candidate, theirs, "candidate", IN_MEMORY)
-    second = laid_out(plain, first)
+    first, second = same_padding(first, laid_out(plain, first))
     turned = any(second.inputs[n].shape != plain.inputs[n].shape for n in plain.reals.values())
     rounding = coarser(first, second)
     a, b = Model(first, rounding), Model(second, rounding)
@@ -72,6 +73,7 @@ def diagnose(
         assert inputs is not None and theirs is not None
         pair = longer(reference, candidate, inputs, theirs)
         if pair is not None:
+            pair = same_padding(*pair)
             a, b = Model(pair[0]), Model(pair[1])
     if fixed(a) or fixed(b) or not alike(a, b):
         return found

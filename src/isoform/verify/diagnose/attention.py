@@ -11,7 +11,7 @@ from torch import Tensor
 
 from isoform.verify.align import Model, Part, Site, values_of
 from isoform.verify.diagnose.case import Case, profile
-from isoform.verify.diagnose.cores import Core, allowed, biased_norm, open_padding, paired_heads
+from isoform.verify.diagnose.cores import NOTHING, Core, allowed, biased_norm, open_padding, paired_heads
 from isoform.verify.diagnose.masks import explain_mask
 from isoform.verify.diagnose.mixing import explain_mix, explain_order
 from isoform.verify.diagnose.report import Place
@@ -137,11 +137,15 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
     keys = case.a.real(case.a.role(a.site.key))
     open_a, open_b = allowed(base_a), allowed(base_b)
     explain_mask(case, place, a, b, open_a, open_b, queries, keys)
-    both = open_a & open_b & queries[:, None, :, None]
+    read = (base_a > -NOTHING) & (base_b > -NOTHING)  # elsewhere no score is left to be compared
+    both = open_a & open_b & queries[:, None, :, None] & read
     if int(both.sum()) < HARDLY * int((open_a & queries[:, None, :, None]).sum()):
         # They read hardly anything that both read: what becomes of it is asked without padding.
         base_a, base_b = open_padding(a), open_padding(b)
-        both = allowed(base_a) & allowed(base_b)
+        both = allowed(base_a) & allowed(base_b) & (base_a > -NOTHING) & (base_b > -NOTHING)
+    if not bool(both.any()):  # padding that is known inside alone cannot be opened
+        explain_mix(case, place, a, b, role)
+        return
     heads = paired_heads(case, place, a, b)
     both = both[:, torch.arange(both.shape[1])]
     base_a, base_b = torch.where(both, base_a, 0.0), torch.where(both, base_b, 0.0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from isoform.errors import IsoformError
+from isoform.verify.inner_padding import lengths_of, real_tokens
 from isoform.verify.record import Recording, record
 from isoform.verify.subject import Inputs, Subject, vocabulary_size
 
@@ -34,7 +35,9 @@ def _extended(subject: Subject) -> dict[str, Any] | None:
         value = kwargs[stream.name]
         if not isinstance(value, Tensor) or value.dim() != 2 or value.is_floating_point():
             return None
-        real = subject.real(stream)
+        real, lengths = real_tokens(subject, stream), lengths_of(subject, stream)
+        if lengths is not None:
+            kwargs[lengths] = kwargs[lengths] + LONGER
         left = bool((~real[:, 0]).any())
         generator = torch.Generator().manual_seed(20 + number)
         size = max(vocabulary_size(subject.module), int(value.max()) + 1)
