@@ -103,11 +103,19 @@ def _eps(core: Core, whole: bool) -> float:
     """What keeps the norm of queries finite: they are shrunk until it shows."""
     columns, value = columns_of(core, "q"), core.inputs["q"]
     heads = [value] * len(columns) if whole else [value[..., c] for c in columns]
+    bias = core.operand("q", core.put("q", torch.zeros_like(value)))
+
+    def size_of(x: Tensor) -> Tensor:
+        return (core.operand("q", core.put("q", x)) - bias).norm(dim=-1)
+
+    moved = value + 10 * value.abs().max()
+    if gap(size_of(1e6 * value), size_of(1e6 * moved)) < 1e-5:  # a mean is subtracted
+        heads = [h - h.mean(-1, keepdim=True) for h in heads]
     power = torch.stack([h.square().mean(-1) for h in heads], 1)  # [B, heads, T]
-    full = core.operand("q", core.put("q", 1e6 * value)).norm(dim=-1)
+    full = size_of(1e6 * value)
     for exponent in range(17):
         size = 10.0 ** (-exponent / 2)
-        share = core.operand("q", core.put("q", size * value)).norm(dim=-1) / full
+        share = size_of(size * value) / full
         fine = share.isfinite() & (share > 0.05) & (share < 0.97)
         if bool(fine.any()):
             return float((size**2 * power * (1 / share.square() - 1))[fine].median())

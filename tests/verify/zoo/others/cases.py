@@ -164,6 +164,8 @@ LISTED = [
     *_same("general-pooled", "pooling", "norm-eps", "activation"),
     Other("general-pooled", ("pooler-activation",), ("activation",)),
     *_same("patches", "qk-norm", "activation"),
+    Other("patches", ("qk-exchanged",), ("qk-norm",), "self-attention", {"at": 1}),
+    Other("patches", ("qk-eps",), ("norm-eps",), "self-attention", {"at": 1}),
     Other("patches", ("front", "activation"), ("activation",), "feed-forward", {"at": 1}),
     *_same("buckets", "weight-transpose", "norm-offset", "norm-missing", "norm-placement"),
     Other("buckets", ("key-value",), ("qkv-packing",), "", {"side": "decoder", "at": 1}),

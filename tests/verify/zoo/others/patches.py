@@ -24,7 +24,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         f, (b, n, _) = self.faults, x.shape
         q, k, v = self.qkv(self.norm_1(x)).reshape(b, n, 3, H, D // H).permute(2, 0, 3, 1, 4)
-        q, k = (q, k) if "qk-norm" in f else (self.q_norm(q), self.k_norm(k))
+        of_q, of_k = (self.k_norm, self.q_norm) if "qk-exchanged" in f else (self.q_norm, self.k_norm)
+        if "qk-eps" in f:
+            norms = F.layer_norm(q, (D // H,), eps=0.02), F.layer_norm(k, (D // H,), eps=0.02)
+            q, k = (x * n.weight + n.bias for x, n in zip(norms, (of_q, of_k), strict=True))
+        else:
+            q, k = (q, k) if "qk-norm" in f else (of_q(q), of_k(k))
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, D)
         x = x + self.gamma_1 * self.proj(y)
         y = self.up(self.norm_2(x))
