@@ -74,7 +74,7 @@ def memory(n_layers: int, repeats: int) -> Section:
                 note = f"{ratio:.2f} × as fast, turn by turn; peak {peaks[who] / size:.2f} × the weights"
                 rows.append(Row(case, who, seconds, 1 / seconds, "", note=note))
     return Section(
-        "Loading", "loads/s", rows,
+        "Memory and time of loading", "loads/s", rows,
         "Seconds in turns in one process, every page of the weights touched, files in the page cache; peaks "
         "of one load in a fresh process.",
     )  # fmt: skip
