@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from zoo.others.cases import LISTED, SOUND, UNLISTED, Other, models
+from zoo.others.cases import FORMS, LISTED, SOUND, UNLISTED, Other, models
 
 from isoform.verify import diagnose
 
@@ -85,3 +88,21 @@ def test_a_port_in_bfloat16_hides_nothing(form: str, fault: str, kind: str) -> N
     a, b, inputs = models(Other(form, (fault,), ()))
     found = diagnose(a, b.bfloat16(), inputs)
     assert found.kinds() == (kind,), str(found)
+
+
+@pytest.mark.parametrize("form", ["nano", "sandwich"])
+def test_gains_that_are_all_one_hide_no_norm_of_another_place(form: str) -> None:
+    kind, config, inputs = FORMS[form]
+    torch.manual_seed(0)
+    a: Any = kind(**config).eval()
+    for weight in a.parameters():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=0.02)
+    for fault, wanted in ((), ()), (("norm-instance",), ("norm-missing",)):
+        b: Any = a.ported(*fault) if hasattr(a, "ported") else kind(*fault, **config)
+        if not hasattr(a, "ported"):
+            b.load_state_dict(a.state_dict())
+        for pair in ((a, b.eval()), (b.eval(), a)):
+            found = diagnose(*pair, inputs)
+            assert tuple(f.kind for f in found.findings) == wanted, str(found)
+            assert all(f.latent for f in found.findings)

@@ -115,6 +115,11 @@ class Model:
         """The node of a contribution to the stream."""
         return next((node for node, other in self.sources.items() if other == key), None)
 
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """By name, as recorded or as they were replaced."""
+        return {**self.recording.parameters, **(self._given[2] or {})}
+
     def real(self, role: str) -> Tensor:
         """``[B, T]`` True = a real token."""
         return self.graph.real.get(role, next(iter(self.graph.real.values())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from isoform.verify.align import Model
 from isoform.verify.diagnose.case import Case
 from isoform.verify.diagnose.report import Place
 from isoform.verify.diagnose.unary import Step, close
@@ -57,7 +58,7 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
     else:
         eps_differs(case, place, order, a, b)
     near = max(1e-6, case.constants)  # gains may be rounded after something was folded into them
-    foreign: dict[str, str | None] = {}
+    foreign: dict[str, tuple[str | None, str | None]] = {}
     if not bessel and not close(a.gain, b.gain, near):
         offset = b.gain - a.gain
         unit = _unit(case, a, b, 10 * near)
@@ -75,7 +76,7 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
         elif float(ratio.std()) < 1e-6 * abs(factor):  # the same gain, times a number
             add("softcap", "multiplies by its gain", f"multiplies by {factor:.6g} times that", ratio=factor)
         else:
-            foreign["gain"] = whose(case, b.gain)
+            foreign["gain"] = whose(case.a, b.gain), whose(case.b, a.gain)
     # What is multiplied behind a norm is its gain and its bias.
     scaled = float(ratio.std()) < 1e-6 * abs(factor) and close(a.bias * factor, b.bias, near)
     if (
@@ -92,15 +93,16 @@ def norm_differs(case: Case, place: Place, order: int, a: Step, b: Step) -> None
                 "adds none" if none_b else "adds one",
             )
         else:
-            foreign["bias"] = whose(case, b.bias)
+            foreign["bias"] = whose(case.a, b.bias), whose(case.b, a.bias)
     if foreign:
-        known = None not in foreign.values()
-        add(
-            "norm-missing" if known else "tie-lost",
-            f"uses its own {' and '.join(foreign)} here",
-            "uses another norm's" if known else "uses others, that are not in the checkpoint",
-            found=foreign,
-        )
+        sides = [i for i in (0, 1) if all(found[i] is not None for found in foreign.values())]
+        own = f"uses its own {' and '.join(foreign)} here"
+        other = "uses another norm's" if sides else "uses others, that are not in the checkpoint"
+        words = (
+            (other, own) if sides == [1] else (own, other)
+        )  # whose norm stands elsewhere in the other model
+        found = {what: pair[sides[0] if sides else 0] for what, pair in foreign.items()}
+        add("norm-missing" if sides else "tie-lost", *words, found=found)
 
 
 def _unit(case: Case, a: Step, b: Step, near: float) -> float | None:
@@ -112,7 +114,7 @@ def _unit(case: Case, a: Step, b: Step, near: float) -> float | None:
     low = a.gain if more > 0 else b.gain  # both times a number that follows the norm
     known = any(
         v.shape == low.shape and v.is_floating_point() and close(v.double() * abs(more), low, near)
-        for v in case.a.recording.parameters.values()
+        for v in case.a.parameters.values()
     )
     return abs(more) if known else None
 
@@ -142,9 +144,9 @@ def _equal_eps(a: float, b: float) -> bool:
     return min(a, b) / max(a, b) > 0.97
 
 
-def whose(case: Case, vector: Tensor) -> str | None:
-    """The parameter of the reference that a vector is, up to 1 + w and a factor near one (n − 1 for n)."""
-    for name, value in case.a.recording.parameters.items():
+def whose(model: Model, vector: Tensor) -> str | None:
+    """The parameter of a model that a vector is, up to 1 + w and a factor near one (n − 1 for n)."""
+    for name, value in model.parameters.items():
         if value.shape[-1:] != vector.shape or value.dim() > 2 or not value.is_floating_point():
             continue
         rows = value.double().reshape(-1, len(vector))  # one a layer, where they are stacked

@@ -134,7 +134,7 @@ def _index(case: Case, shift: Tensor, near: float) -> Tensor | None:
 
 
 def _tables(case: Case, width: int) -> list[Tensor]:
-    values = (v for m in (case.a, case.b) for v in m.recording.parameters.values())
+    values = (v for m in (case.a, case.b) for v in m.parameters.values())
     flat = (v.squeeze() for v in values if v.is_floating_point())  # with an axis for the batch in front
     return [v.double() for v in flat if v.dim() == 2 and v.shape[1] == width]
 

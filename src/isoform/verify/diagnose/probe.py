@@ -15,7 +15,7 @@ from torch import Tensor
 
 from isoform.verify.align import Model, Part
 from isoform.verify.diagnose.pairing import pairs
-from isoform.verify.diagnose.stored import Stored, Values, of_bias, vectors
+from isoform.verify.diagnose.stored import Stored, Values, idle, of_bias, vectors
 from isoform.verify.rows import Rows, match_rows, rows_of, whole
 
 
@@ -47,9 +47,10 @@ def other_weights(a: Model, b: Model) -> tuple[Values, Values]:
     for one, two in _maps(a, b):
         if not any(_elsewhere(parts, sizes) for parts, sizes in zip((one, two), free, strict=True)):
             _biases(a, b, one, two, ours, theirs, generator)
-    given: tuple[set[object], set[object]] = set(), set()
-    for one, two in _wires(a, b):
-        _vectors(a, b, one, two, ours, theirs, given, generator)
+    given, wires = (set[object](), set[object]()), _wires(a, b)
+    spare = tuple(idle(m, [s for pair in wires for s in pair[i]]) for i, m in enumerate((a, b)))
+    for one, two in wires:
+        _vectors(a, b, one, two, ours, theirs, given, spare, generator)
     return ours, theirs
 
 
@@ -265,9 +266,13 @@ def _vectors(
     ours: Values,
     theirs: Values,
     given: tuple[set[object], set[object]],
+    spare: tuple[set[int], ...],
     generator: torch.Generator,
 ) -> None:
-    """Gains and biases of norms that are all one or all zero; what has been given once stays so."""
+    """Gains and biases of norms that are all one or all zero; what has been given once stays so.
+
+    A vector that a model reads twice is two equal ones of the other, unless it leaves one of its own unread.
+    """
     if len(one) != len(two):
         return
     for x, y in zip(one, two, strict=True):
@@ -277,11 +282,12 @@ def _vectors(
         if not all(flat) or value_a.shape != value_b.shape:
             continue
         noise = 0.3 * torch.randn(value_a.shape, generator=generator, dtype=torch.float64)
-        if any(had):  # a norm that is used twice
+        if any(had):
+            twice = had[0] != had[1] and len(value_a) in spare[int(had[1])]
             if not had[0]:
-                x.write(a, ours, value_b)
+                x.write(a, ours, value_a + noise if twice else value_b)
             if not had[1]:
-                y.write(b, theirs, value_a if had[0] else x.read(a, ours))
+                y.write(b, theirs, value_b + noise if twice else value_a if had[0] else x.read(a, ours))
         else:
             x.write(a, ours, value_a + noise)
             y.write(b, theirs, value_b + noise)

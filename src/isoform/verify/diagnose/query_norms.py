@@ -88,7 +88,7 @@ def _size(core: Core, which: str) -> float | None:
     plain = torch.ones(heads.shape[-1], dtype=heads.dtype)
     if operand.shape != heads.shape:
         return None
-    parameters = core.model.recording.parameters.values()
+    parameters = core.model.parameters.values()
     own = [v.double() for v in parameters if v.shape == plain.shape and v.is_floating_point()]
     for x in (heads, heads - heads.mean(-1, keepdim=True)):
         normed = x * x.square().mean(-1, keepdim=True).rsqrt()

@@ -47,6 +47,24 @@ def _current(model: Model, name: str, values: Mapping[str, Tensor]) -> Tensor:
     return (model.recording.parameters[name].double() if own is None else own).contiguous()
 
 
+def idle(model: Model, used: list[Stored]) -> set[int]:
+    """Sizes of trained vectors that nothing reads, alone or in a stack of which other rows are read."""
+    recording = model.recording
+    read = {str(r.name) for node in recording.nodes for r in node.refs() if r.kind == "parameter"}
+    sizes = {
+        value.numel()
+        for name, value in recording.parameters.items()
+        if name in recording.trained and name not in read and value.dim() == 1
+    }
+    for name in {s.name for s in used}:
+        rows = {s.index for s in used if s.name == name}
+        width, value = {len(r) for r in rows}, recording.parameters[name]
+        if value.dim() == 2 and width == {value.shape[1]}:
+            touched = {int(r[0]) // value.shape[1] for r in rows}
+            sizes |= {value.shape[1]} if len(touched) < len(value) else set()
+    return sizes
+
+
 def of_bias(model: Model, linear: Linear) -> Stored | None:
     """Where a map's bias stands; None: it has none, or it is made of several parameters."""
     if not linear.has_bias or len(linear.bias_names) != 1:

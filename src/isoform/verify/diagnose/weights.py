@@ -222,7 +222,7 @@ def _bias(
     else:
         other = (expected - b).abs() > near
         evidence = {"share_of_outputs": float(other.double().mean()), "largest": size}
-        owner = whose(case, b)
+        owner = whose(case.a, b)
         drops_a, drops_b = (bool((x[other].abs() <= NOTHING * size).all()) for x in (expected, b))
         words = ("adds a bias", "adds another one")
         if drops_a or drops_b:
@@ -286,7 +286,7 @@ def _foreign(case: Case, place: object, parts: list[Part], a: Tensor, b: Tensor,
 
 def _matrices(model: Model) -> Iterator[tuple[str, Tensor]]:
     """Matrices among the parameters, those of a stack one by one."""
-    for name, value in model.recording.parameters.items():
+    for name, value in model.parameters.items():
         if value.is_floating_point() and value.dim() == 2:
             yield name, value
         elif value.is_floating_point() and value.dim() == 3:

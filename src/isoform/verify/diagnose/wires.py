@@ -112,7 +112,7 @@ def _beside_gain(case: Case, a: list[Step], b: list[Step]) -> bool:
         gains = [s.gain for s in normed if s.gain is not None]
         factors = [s.scale for s in bare if s.kind == "affine"]
         scales = [x for x in factors if isinstance(x, float) and x != 1.0]
-        if len(gains) == 1 and len(scales) == 1 and whose(case, gains[0] / scales[0]) is not None:
+        if len(gains) == 1 and len(scales) == 1 and whose(case.a, gains[0] / scales[0]) is not None:
             return all(s.shift is None for s in bare)
     return False
 
