@@ -106,3 +106,22 @@ def test_gains_that_are_all_one_hide_no_norm_of_another_place(form: str) -> None
             found = diagnose(*pair, inputs)
             assert tuple(f.kind for f in found.findings) == wanted, str(found)
             assert all(f.latent for f in found.findings)
+
+
+def test_a_lost_sum_and_another_order_are_told_as_such() -> None:
+    for fault, words in (
+        ("skip-missing", "adds up one contribution here"),
+        ("order", "runs its parts in one order"),
+    ):
+        a, b, inputs = models(Other("nano", (fault,), ()))
+        (found,) = diagnose(b, a, inputs, probe=False).findings
+        assert words in found.statement
+        sums = {place.part for place in found.where}
+        assert fault == "order" or sums == {"sum of the stream"}, str(found)
+
+
+def test_the_epsilon_of_a_query_norm_is_measured() -> None:
+    a, b, inputs = models(Other("patches", ("qk-eps",), ()))
+    (found,) = diagnose(a, b, inputs, probe=False).findings
+    assert found.evidence["reference"] == pytest.approx(1e-5, rel=0.02)
+    assert found.evidence["candidate"] == pytest.approx(0.02, rel=0.02)

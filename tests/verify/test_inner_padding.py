@@ -79,6 +79,22 @@ class Inside(Network):
         return self.run(ids, ids != self.pad_id)
 
 
+class Unknown(Network):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.run(ids, ids != V - 1)
+
+
+def test_one_that_shows_its_padding_tells_it_of_both() -> None:
+    ids = torch.where(RIGHT, IDS.clamp(max=V - 2), V - 1)
+    a = randomise(Masked())
+    b = Unknown("zeroed").eval()
+    b.load_state_dict(a.state_dict())
+    mine, theirs = {"ids": ids, "keep": RIGHT}, {"ids": ids}
+    assert not diagnose(a, b, mine, candidate_inputs=theirs).findings
+    assert compare(a, b, mine, candidate_inputs=theirs).verdict == "equivalent"
+    assert compare(b, a, theirs, candidate_inputs=mine).verdict == "equivalent"
+
+
 def _given(kind: type[Network], real: Tensor) -> dict[str, Any]:
     ids = torch.where(real, IDS, PAD)
     if kind is Masked:
@@ -124,6 +140,7 @@ def test_what_is_padding_and_what_is_not() -> None:
     assert torch.equal(_real(Long(), ids=IDS, lengths=LENGTHS), RIGHT)
     assert torch.equal(_real(Masked(), ids=IDS, keep=LEFT), LEFT)
     assert torch.equal(_real(Masked(), ids=IDS, keep=LEFT.long()), LEFT)
+    assert [s.name for s in Subject(Masked(), {"ids": IDS, "keep": LEFT.long()}).streams] == ["ids"]
     # An id that stands elsewhere too, in all rows, once, or that no one calls padding.
     for other in (
         torch.cat([torch.full((3, 1), PAD), ids[:, 1:]], 1),

@@ -143,9 +143,6 @@ def _explain(case: Case, place: Place, a: Core, b: Core, role: str) -> None:
         # They read hardly anything that both read: what becomes of it is asked without padding.
         base_a, base_b = open_padding(a), open_padding(b)
         both = allowed(base_a) & allowed(base_b) & (base_a > -NOTHING) & (base_b > -NOTHING)
-    if not bool(both.any()):  # padding that is known inside alone cannot be opened
-        explain_mix(case, place, a, b, role)
-        return
     heads = paired_heads(case, place, a, b)
     both = both[:, torch.arange(both.shape[1])]
     base_a, base_b = torch.where(both, base_a, 0.0), torch.where(both, base_b, 0.0)

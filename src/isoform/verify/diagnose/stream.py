@@ -80,8 +80,6 @@ def _bare(case: Case, key: Key, ends_a: tuple[int, int], ends_b: tuple[int, int]
     wires: list[Wire] = []
     runs: list[Tensor] = []
     both = tops(case.a, ends_a[0]), tops(case.b, ends_b[0])
-    if len(both[0]) != len(both[1]):  # said of the sum itself; here, what comes behind it
-        both = {key: ends_a[0]}, {key: ends_b[0]}
     for model, end, terms in ((case.a, ends_a[1], both[0]), (case.b, ends_b[1], both[1])):
         last = max(terms.values())
         held = tuple(n for n in terms.values() if n != last)
