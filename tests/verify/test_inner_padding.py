@@ -91,6 +91,7 @@ def test_one_that_shows_its_padding_tells_it_of_both() -> None:
     b.load_state_dict(a.state_dict())
     mine, theirs = {"ids": ids, "keep": RIGHT}, {"ids": ids}
     assert not diagnose(a, b, mine, candidate_inputs=theirs).findings
+    assert not diagnose(b, a, theirs, candidate_inputs=mine).findings
     assert compare(a, b, mine, candidate_inputs=theirs).verdict == "equivalent"
     assert compare(b, a, theirs, candidate_inputs=mine).verdict == "equivalent"
 

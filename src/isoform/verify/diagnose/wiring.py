@@ -127,7 +127,6 @@ def _explain(case: Case) -> bool:
         return False
     if not case.torn and _turned(case, reads):
         return False
-    lost: set[Key] = set()
     for key, nb in b.states.items():
         na = a.states.get(key)
         if case.torn or na is None or (nb not in b.aliases and na not in a.aliases):
@@ -135,7 +134,6 @@ def _explain(case: Case) -> bool:
         ones, twos = tops(a, na), tops(b, nb)
         if set(_spread(a, ones, b)) != set(_spread(b, twos, a)):
             seen.add(_left(ones, twos))
-            lost |= _contents(set(ones)) ^ _contents(set(twos))
             words = f"adds up {_counted(ones)} here", f"adds up {_counted(twos)}"
             case.add("unexplained", case.place("sum of the stream", na, nb), *words, nb, hint=RESIDUAL)
     for key, (ones, twos) in reads.items():
@@ -146,9 +144,6 @@ def _explain(case: Case) -> bool:
         if any(k[0] not in ("state", "site", "inner", "router") for side in left for k in side):
             continue  # maps in between are numbered by each model's own style
         seen.add(left)
-        extra = _contents(set(ones)) ^ _contents(set(twos))
-        if key not in beside and extra and extra <= lost:
-            continue  # said of the sum that they come from
         place = case.place(reader(case, key), ra, rb)
         more = len(_contents(set(ones))), len(_contents(set(twos)))
         if key in beside:
