@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from zoo.steps import randomise
 
+from isoform.errors import ShapeError
 from isoform.verify import compare, diagnose
 from isoform.verify.inner_padding import real_tokens
 from isoform.verify.subject import Subject
@@ -150,3 +151,15 @@ def test_what_is_padding_and_what_is_not() -> None:
         torch.where(RIGHT, IDS, V - 1),
     ):
         assert bool(_real(Inside(), ids=other).all())
+
+
+def test_rows_of_nothing_are_refused_and_rows_of_padding_are_not() -> None:
+    a = randomise(Inside())
+    b = Inside("activation").eval()
+    b.load_state_dict(a.state_dict())
+    ids = torch.where(RIGHT, IDS, PAD)
+    for empty in (ids[:0], ids[:, :0]):
+        with pytest.raises(ShapeError, match="at least one row and one position"):
+            diagnose(a, b, {"ids": empty})
+    ids[0] = PAD
+    assert diagnose(a, b, {"ids": ids}).kinds() == ("activation",)

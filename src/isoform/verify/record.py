@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from isoform.errors import DataError, IsoformError
+from isoform.errors import DataError, IsoformError, ShapeError
 from isoform.verify.inner_padding import real_tokens
 from isoform.verify.recorder import Recorder
 from isoform.verify.recording import Node, Recording, Ref
@@ -72,6 +72,9 @@ def recorded(model: nn.Module | Recording, inputs: Inputs | None, role: str, in_
 
 
 def _run(subject: Subject, in_memory: int) -> Recording:
+    for stream in subject.streams:
+        if 0 in (shape := subject.content(stream).shape):
+            raise ShapeError(f"{stream.name} is {list(shape)}: expected at least one row and one position")
     recorder = Recorder(subject, in_memory)
     # Under autograd PyTorch takes its ordinary paths; without it, fused ones that hide the steps.
     with _plain_paths(), torch.enable_grad(), _nothing_saved(), recorder.modules(), recorder:

@@ -115,11 +115,11 @@ def _own_rows(core: Core) -> bool:
     given = {n: v.detach().requires_grad_(n in leaves) for n, v in core.given().items()}
     rows = graph.canonical(graph.evaluate(read, given), core.site.out.weight.shape[1], read)
     assert rows is not None
-    last = int(core.model.real(core.model.role(core.site.query))[0].nonzero()[-1])
-    found = derivatives(rows[0, last].sum(), [given[n] for n in leaves])
+    row, last = core.model.real(core.model.role(core.site.query)).nonzero()[-1].tolist()
+    found = derivatives(rows[row, last].sum(), [given[n] for n in leaves])
     for part, grad in zip(core.site.q, found, strict=True):  # keys and values may come of the same map
         own = None if grad is None else graph.canonical(grad, part.linear.weight.shape[0], part.linear.out)
-        touched = None if own is None else own[0][:, part.columns].nan_to_num().abs().amax(-1) > 0
+        touched = None if own is None else own[row][:, part.columns].nan_to_num().abs().amax(-1) > 0
         if touched is not None and bool(touched.nonzero().ne(last).any()):
             return False
     return True
